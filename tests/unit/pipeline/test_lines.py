@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
-from tenure.pipeline.schema import place, rows_of
+from tenure.pipeline.schema import position_number, rows_of
 from tenure.pipeline.source.lines import LineParser
 from tenure.store.journal import LineFormat
 
@@ -94,6 +94,6 @@ def test_bytes_that_are_no_text_and_numbers_that_are_none_stop_nobody() -> None:
 
 def test_places_rise_with_positions() -> None:
     order = ["", "5-0.0", "5-0.1", "5-0", "5-1.0", "5-18446744073709551615", "6-0.0"]
-    places = [place(position) for position in order]
+    places = [position_number(position) for position in order]
     assert places == sorted(places)
     assert len(set(places)) == len(places)

@@ -1,4 +1,4 @@
-"""What the journal of an outbox shows of its receivers: that they never go back."""
+"""Checks in the journals of outboxes that no receiver gets an older event after a newer one."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def outbox_events(events: DataFrame) -> DataFrame | None:
 
 
 def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
-    """I28: deliveries behind that of a later event of the same job, after a place of each journal.
+    """I28: deliveries made after that of a later event of the same job.
 
-    An event's id is that of its job, a dot and its number. One that somebody sent again is not
-    asked: its receiver knows by the number that it is old.
+    Only those after the given position of each journal. The id of an event is the id of its job, a
+    dot and a number. Events that were sent again on request do not count: the receiver sees by the
+    number that they are old.
     """
     deliveries = events.where(
         F.col("queue").endswith(_OUTBOX)
@@ -65,6 +66,6 @@ def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
 
 def _is_new(after: Mapping[str, int]) -> Column:
     old = F.lit(False)
-    for journal, place in after.items():
-        old = old | ((F.col("journal") == journal) & (F.col("pos") <= place))
+    for journal, position in after.items():
+        old = old | ((F.col("journal") == journal) & (F.col("pos") <= position))
     return ~old

@@ -1,4 +1,4 @@
-"""Which task of an audit reads what of the lake: some row groups of a file, or some small files."""
+"""Plans what each task of an audit reads: a slice of a large file, or several small files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tenure.pipeline.audit.proof import FEW, NEEDED
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile
 
-# Events that are looked at in one go: what is made of them stays near the processor.
+# Events that are processed together: their arrays fit into the processor's cache.
 PAGE_ROWS = 131_072
 TASK_BYTES, TASKS_MIN = 8 << 20, 4
 
 
 class FileSlice(msgspec.Struct, frozen=True):
-    """Some row groups of a file of the lake: the `nth` of `of` slices, behind a place."""
+    """Some row groups of a file: slice `nth` of `of`, only events after the position `after`."""
 
     path: str
     nth: int
@@ -26,14 +26,14 @@ class FileSlice(msgspec.Struct, frozen=True):
 
 
 class ReadPlan(msgspec.Struct, frozen=True):
-    """What of a lake is to be read, by task."""
+    """What each task reads of a lake."""
 
     lake: str
     tasks: tuple[tuple[FileSlice, ...], ...]
 
 
 def plan_reads(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, int]) -> ReadPlan:
-    """Files of a lake for tasks of a good size; of each journal what lies behind its place."""
+    """Divide files into tasks of similar size; only events after a position of each journal."""
     sizes = [lake.size(file.path) for file in files]
     good = min(max(sum(sizes) // TASKS_MIN, TASK_BYTES // 8), TASK_BYTES)
     tasks: list[tuple[FileSlice, ...]] = []
@@ -54,7 +54,7 @@ def plan_reads(lake: LakeFiles, files: Sequence[EventFile], after: Mapping[str, 
 
 
 def pages_of(files: LakeFiles, file_slice: FileSlice) -> Iterator[pa.RecordBatch]:
-    """The events of a file_slice, some at a time."""
+    """The events of a slice, page by page."""
     pages = files.pages(
         file_slice.path, NEEDED, few=FEW, rows=PAGE_ROWS, nth=file_slice.nth, of=file_slice.of
     )

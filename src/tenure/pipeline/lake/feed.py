@@ -1,4 +1,4 @@
-"""What capture reads: the ranges of journals that are to be captured next, as rows."""
+"""The Spark source of capture: the ranges of journals to capture next, as rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RangeFeed(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure-ranges"
 
     def schema(self) -> str:
@@ -52,7 +52,7 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Behind what the lake holds: a checkpoint that was lost is not missed."""
+        """After what the lake holds: so a lost checkpoint does no harm."""
         return self._follow().begin()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802

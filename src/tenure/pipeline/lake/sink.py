@@ -1,8 +1,8 @@
-"""What capture writes: ranges go in, files of events come out.
+"""The Spark sink of capture: gets ranges of journals and writes files of events.
 
-Rows of events never pass through Spark here. It plans which ranges to read and remembers how far
-they reach; each task reads its range straight from the store into Parquet. That is as fast as a
-plain program on each core, and as safe as Spark's checkpoint.
+Events do not pass through Spark. Spark plans the ranges and stores the offsets; each task reads its
+range from the store and writes it to Parquet. That is as fast as a plain program on each core, and
+as safe as Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from tenure.pipeline.lake.files import LakeFiles, gathered
 from tenure.pipeline.lake.layout import DAY_MS, event_file, event_files
 from tenure.pipeline.lake.progress import Progress, Written, read_progress, write_progress
-from tenure.pipeline.schema import ARROW, place
+from tenure.pipeline.schema import ARROW, position_number
 from tenure.pipeline.source.offsets import JournalRange, epoch_name
 from tenure.pipeline.source.opening import open_reader
 from tenure.pipeline.source.range_reader import BEGINNING, Read
@@ -48,7 +48,7 @@ class LakeSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure-lake"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
@@ -87,15 +87,15 @@ class LakeWriter(DataSourceStreamArrowWriter):
             now = (before or Progress(journal=journal, url="", epoch=epoch)).then(ranges)
             _remove_strays(lake, now)
             write_progress(lake, now)
-            # A batch may be repeated until the next one began: what it needs must not be trimmed.
+            # A batch may be repeated until the next one begins: the store must not trim its events.
             tell_store(ranges[0].url, now.after or BEGINNING, self._reader)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing: whatever was written has the names of its range and is written again."""
+        """Nothing: the files are named for their ranges, and will be replaced."""
 
 
 def tell_store(url: str, upto: str, reader: str) -> None:
-    """Everything up to here is kept: the store may trim it. "" is a reader that comes no more."""
+    """Tell the store that it may trim up to here; "" removes the reader."""
     range_reader = open_reader(url)
     try:
         range_reader.captured(upto, reader)
@@ -108,7 +108,7 @@ def write_range(lake: LakeFiles, journal_range: JournalRange) -> Written:
     seen = Read()
     files: list[str] = []
     before = read_progress(lake, journal_range.name)
-    if before is not None and place(journal_range.upto) <= place(before.upto):
+    if before is not None and position_number(journal_range.upto) <= position_number(before.upto):
         return _written(journal_range, seen, files, repeated=True)
     range_reader = open_reader(journal_range.url, journal_range.name)
     try:
@@ -166,11 +166,15 @@ def day_name(number: int) -> str:
 
 
 def _remove_strays(lake: LakeFiles, progress: Progress) -> None:
-    """Files of the same ranges that an earlier try cut otherwise."""
+    """Remove files of the same ranges that an earlier try split differently."""
     name = epoch_name(progress.journal, progress.epoch)
     kept = {path for written in progress.ranges for path in written.files}
-    begin = place(progress.after) if progress.after else 0
+    begin = position_number(progress.after) if progress.after else 0
     for file in event_files(lake):
-        is_ours = file.journal == name and begin <= file.after and file.upto <= place(progress.upto)
+        is_ours = (
+            file.journal == name
+            and begin <= file.after
+            and file.upto <= position_number(progress.upto)
+        )
         if is_ours and file.path not in kept:
             lake.remove(file.path)

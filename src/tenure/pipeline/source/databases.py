@@ -1,6 +1,6 @@
-"""The databases whose tables are journals: the few things that differ between the two.
+"""What differs between PostgreSQL and SQLite when their journal tables are read.
 
-PostgreSQL gives Arrow straight from its binary COPY, by ADBC; SQLite gives pages of rows.
+PostgreSQL returns Arrow batches (ADBC reads its binary COPY); SQLite returns pages of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_S = 0.005
 
 
 class Database(Protocol):
-    """What a reel asks of its database.
+    """What `SqlRangeReader` needs of a database.
 
     `has_rollbacks`: numbers may be missing though no row was removed.
     """
@@ -31,7 +31,7 @@ class Database(Protocol):
     has_rollbacks: bool
 
     def settled(self) -> int | None:
-        """A number up to which nothing is still to come; None if that is not certain now."""
+        """A number such that no row up to it is still to come; None if there is none now."""
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """A small result."""
@@ -40,11 +40,11 @@ class Database(Protocol):
         """A large one."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
 
 
 def open_database(fmt: SqlFormat) -> Database:
-    """The database behind a tape."""
+    """The database that a `SqlFormat` names."""
     scheme = urlsplit(fmt.store).scheme
     if scheme in ("sqlite", "libsql"):  # the same file, by another client
         return SqliteFile(fmt)
@@ -54,7 +54,7 @@ def open_database(fmt: SqlFormat) -> Database:
 
 
 class SqliteFile:
-    """One writer at a time: what is committed is complete, and a number not used is given again."""
+    """SQLite has one writer at a time: no gaps by open transactions, none by rollbacks."""
 
     has_rollbacks = False
 
@@ -68,7 +68,7 @@ class SqliteFile:
             raise StoreUnreachable(f"sqlite {path}: {error}") from error
 
     def settled(self) -> int | None:
-        """The last number that was ever given, also if its row is gone."""
+        """The last number that was ever given, also if its row was removed."""
         numbered = self._format.sequence or self._format.table
         given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the format
         return int(self.rows(given)[0][0] or 0)
@@ -93,7 +93,7 @@ class SqliteFile:
 
 
 class PostgresServer:
-    """By ADBC."""
+    """PostgreSQL, read by ADBC."""
 
     has_rollbacks = True
 
@@ -148,7 +148,7 @@ class PostgresServer:
 
 @contextmanager
 def _store_errors(errors: type[Exception]) -> Iterator[None]:
-    """What the driver says is wrong, in its first line."""
+    """Errors of the driver as `ServerError`, with the first line of their text."""
     try:
         yield
     except errors as error:

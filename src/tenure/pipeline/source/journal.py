@@ -8,7 +8,7 @@
 Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
 a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
 `pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
-`fail_on_loss` ("false" goes on where a trimmed journal has a hole). For writing see `writing`.
+`fail_on_loss` ("false" goes on if entries were trimmed unread). For writing see `writing`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tenure.core.errors import StoreError, UsageError
-from tenure.pipeline.schema import NAMES, ddl_of, place
+from tenure.pipeline.schema import NAMES, ddl_of, position_number
 from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
 from tenure.pipeline.source.offsets import Follower, Gap, JournalRange, Mark, Offset
 from tenure.pipeline.source.opening import journal_name, open_reader
@@ -47,11 +47,11 @@ _TABLES = ("journal", "jobs")
 
 
 class TenureSource(DataSource):
-    """A queue as Spark sees it."""
+    """A queue as a Spark data source."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure"
 
     def schema(self) -> str:
@@ -118,7 +118,7 @@ class JournalReader(DataSourceReader):
                 # An entry's id is never earlier than the events in it (streams only).
                 if self._since_ms and "-" in head.last:
                     since = f"{max(0, self._since_ms - 1)}-{2**64 - 1}"
-                    after = max(after, since, key=place)
+                    after = max(after, since, key=position_number)
                 upto = self._options.get("upto", "") or head.last
                 if upto:
                     cut = reader.split(after, upto, parts)
@@ -136,13 +136,13 @@ class JournalReader(DataSourceReader):
 
 
 class PushingReader(JournalReader):
-    """The same where the session pushes filters: a least time saves reading what lies before it.
+    """The same with filter pushdown: earlier events than the least `ts_ms` are not read.
 
     Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Takes note of a least `ts_ms`; Spark still applies every filter."""
+        """Remember the least `ts_ms`; Spark still applies every filter."""
         for each in filters:
             match each:
                 case (

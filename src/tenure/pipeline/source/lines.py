@@ -1,9 +1,9 @@
 """Packed journal lines become columns.
 
-An entry of a journal stream holds up to a hundred lines of tab-separated parts. The lines of a page
-are read as one table by Arrow's own parser, which costs a fifth of splitting them in Python. What
-that parser cannot take (a line break in a text, bytes that are no text, a number that is none)
-sends the page through the certain way, line by line.
+An entry of a journal stream holds up to a hundred lines of tab-separated fields. Arrow's CSV parser
+reads the lines of a page as one table, in a fifth of the time that splitting them in Python takes.
+A page that this parser cannot read (a line break in a field, bytes that are not UTF-8, an invalid
+number) is decoded line by line instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
 
 
 class LineParser:
-    """Turns pages of one tape into record batches."""
+    """Turns pages of one journal into record batches."""
 
     def __init__(self, fmt: StreamFormat, journal: str) -> None:
         self._format = fmt
@@ -59,7 +59,7 @@ class LineParser:
         lines = list(chain.from_iterable(entries))
         table = self._table(lines)
         if table is None:
-            return self._certainly(page)
+            return self._line_by_line(page)
         return self._assembled(page, counts, table)
 
     def _table(self, lines: list[bytes]) -> pa.Table | None:
@@ -112,7 +112,7 @@ class LineParser:
         }
         return named.get(name, "" if kind == "string" else 0)
 
-    def _certainly(self, page: Sequence[Any]) -> pa.RecordBatch:
+    def _line_by_line(self, page: Sequence[Any]) -> pa.RecordBatch:
         events = [event for entry in page for event in self._lines.decode(entry)]
         return rows_of(events, self._journal)
 

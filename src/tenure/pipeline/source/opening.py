@@ -1,4 +1,4 @@
-"""From a queue URL to its journal: the name under which it is known, and the reel that reads it."""
+"""From a queue URL to the name of its journal and to the reader of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenure.pipeline.source.stream_reader import StreamRangeReader
 
 
 def journal_name(url: str) -> str:
-    """The name of the journal behind a URL: the contract, its queue, and a mark of the store.
+    """The name of the journal behind a URL: the contract, the queue, and a hash of the store.
 
     Credentials and tuning options do not matter: the same history has the same name.
     """
@@ -30,7 +30,7 @@ def journal_name(url: str) -> str:
 
 
 def open_reader(url: str, name: str = "") -> RangeReader:
-    """The journal behind a URL, by what its contract declares of it; rows carry its `name`."""
+    """The reader of the journal behind a URL, by its declared format; rows carry `name`."""
     fmt = journal_format(url)
     name = name or journal_name(url)
     match fmt:

@@ -1,14 +1,14 @@
-"""Journals that are tables of an SQL store, read in ranges of their rising number.
+"""Reads journals that are SQL tables, in ranges of their sequence number.
 
-A number that a transaction was given may become visible after a larger one. So the end of a
-PostgreSQL journal is the last number given out, once every transaction that was open then has
-ended: nothing at or before it is still to come. While one stays open, the journal ends where it
-ended before.
+A row with a smaller number may become visible after one with a larger number, because its
+transaction committed later. So the end of a PostgreSQL journal is the last number given out, once
+all transactions that were open at that time have ended: no row at or before it is still to come.
+Until they have ended, the journal keeps its earlier end.
 
-No database counts what was ever in a table. But the oldest rows are trimmed first, all but the
-submits of jobs that are still there, and their numbers stay missing: so whatever was trimmed unread
-lies before the first other row, and is no more than the numbers that are missing there. The same
-holds of the steps that an event tells of.
+No database counts the rows that were ever in a table. But the oldest rows are trimmed first (except
+the submits of jobs that still exist), and their numbers stay missing. So all rows that were trimmed
+unread come before the first row that is not such a submit, and there are at most as many as numbers
+are missing there. The same holds for the versions of a job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_BACK = 10_000
 
 
 class SqlRangeReader:
-    """The table behind a tape."""
+    """Reads the table that a `SqlFormat` describes."""
 
     def __init__(self, fmt: SqlFormat, journal: str) -> None:
         self._format = fmt
@@ -41,10 +41,10 @@ class SqlRangeReader:
         self._database: Database = open_database(fmt)
 
     def head(self) -> Head:
-        """What is there for good."""
+        """What is settled: rows that no open transaction can precede."""
         fmt = self._format
         settled = self._database.settled()
-        if settled is None:  # somebody keeps a transaction open: nothing new is certain yet
+        if settled is None:  # a transaction stays open: nothing new is certain yet
             return Head()
         query = (
             f"SELECT min({fmt.seq}), max({fmt.seq}) FROM {self._rows} "  # nosec B608 # names of the format
@@ -56,7 +56,7 @@ class SqlRangeReader:
         return Head(first=str(first), last=str(last), end=str(settled))
 
     def bound(self, after: str, units_max: int, head: Head) -> str:
-        """Exactly: the number of the last row of so many."""
+        """Exactly: the number of the last of `units_max` rows."""
         fmt = self._format
         query = (
             f"SELECT max(n) FROM (SELECT {fmt.seq} AS n FROM {self._rows} WHERE {fmt.where} "  # nosec B608 # names of the format
@@ -77,7 +77,7 @@ class SqlRangeReader:
         return self._missing(int(after), head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
-        """Into spans of equal numbers."""
+        """Into ranges of equally many numbers."""
         begin, end = int(after or 0), int(upto)
         cuts = sorted({begin + (end - begin) * n // parts for n in range(1, parts)} - {begin, end})
         edges = [after, *map(str, cuts), upto]
@@ -98,7 +98,7 @@ class SqlRangeReader:
             yield rows
 
     def captured(self, upto: str, reader: str) -> None:
-        """In the table that the ledger's upkeep looks into before it trims."""
+        """Written to the table that upkeep reads before it trims."""
         if self._format.queues:
             save_position(self._format, reader, int(upto) if upto else None)
 
@@ -107,10 +107,10 @@ class SqlRangeReader:
         self._database.close()
 
     def _was_trimmed(self, upto: int, read: int) -> bool:
-        """Whether all that trimming would take up to there is gone.
+        """Whether trimming has removed all rows up to there that it may remove.
 
-        Where nothing but submits was read, all of which are there, their jobs tell: those that went
-        on have a second step.
+        If only submits were read and all of them are there, their jobs are checked: a job whose
+        version is above 1 must have a second event.
         """
         rows, others = self._database.rows(
             f"SELECT count(*), count(CASE WHEN NOT {self._format.kept} THEN 1 END) "  # nosec B608 # names of the format
@@ -143,9 +143,9 @@ class SqlRangeReader:
         )
 
     def _missing(self, after: int, head: Head) -> Loss:
-        """Numbers that no row has, up to the first row that trimming would have taken.
+        """How many numbers are missing up to the first row that trimming would have removed.
 
-        A row may tell of two steps under one number, one of each journal.
+        One number may belong to two events, one of each journal.
         """
         fmt = self._format
         first = (
@@ -180,7 +180,7 @@ class SqlRangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
     def _translated(self, name: str, column: pa.Array) -> pa.Array:
-        """In the contract's words."""
+        """Stored states and queue names, as the contract calls them."""
         fmt = self._format
         if fmt.states and name in _STATES:
             stored = pa.array([one for one, _ in fmt.states], pa.string())

@@ -1,7 +1,7 @@
-"""Journals that are Redis streams, read in ranges of ids.
+"""Reads journals that are Redis streams, in ranges of entry ids.
 
-Redis cannot count the entries between two ids, but ids are times: a position with about so many
-entries before it is interpolated, and a range is cut into spans of equal time.
+Redis cannot count the entries between two ids. But an id begins with a time. So the end of a batch
+of about N entries is interpolated, and a range is split into parts of equal time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOTHING = "0-0"
 
 
 class StreamRangeReader:
-    """The stream behind a tape."""
+    """Reads the stream that a `StreamFormat` describes."""
 
     def __init__(self, fmt: StreamFormat, journal: str) -> None:
         self._format = fmt
@@ -75,7 +75,7 @@ class StreamRangeReader:
         return lost_by_count(after, read, head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
-        """Into spans of equal time, from the first entry that is there."""
+        """Into ranges of equal time, from the first entry that is there."""
         first = self._redis.call(
             "XRANGE", self._format.key, f"({after}" if after else "-", upto, "COUNT", 1
         )
@@ -87,7 +87,7 @@ class StreamRangeReader:
         return list(pairwise(edges))
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
-        """Page by page; the server works on the next while this one is converted."""
+        """Page by page; the server prepares the next page while this one is converted."""
         size = _PAGE
         for page in self._redis.pages(self._format.key, after, upto, size):
             batch = self._parser.batch(page)
@@ -96,7 +96,7 @@ class StreamRangeReader:
             yield batch
 
     def captured(self, upto: str, reader: str) -> None:
-        """In the hash that the contract's upkeep looks into before it trims; whoever reads."""
+        """Written to the hash that upkeep reads before it trims; all readers share one entry."""
         key, field = self._format.captured
         if key and upto:
             self._redis.call("HSET", key, field, upto)
