@@ -25,7 +25,7 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
 from tenure.core.seam import EventWaiter, Journal, is_full
-from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, position, unnumbered
+from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, frame_without_id, position
 
 _log = structlog.get_logger("tenure.gateway")
 
@@ -36,7 +36,7 @@ _CHUNK = 500
 _CHUNK_EVENTS_MAX = 1000  # a ledger returns at most so many events of a job at once
 _SWEEP_STEP = 50  # jobs that a sweep reads at a time; new events wait for such a step
 _WAIT_MS = 2_000
-_AWAY_S = 0.5
+_UNREACHABLE_S = 0.5
 _SOON_S = 0.05
 # After so many full pages in a row the reader skips to the end of the journal, reads all followed
 # jobs instead, and pauses, so that clients get some of the time.
@@ -159,11 +159,11 @@ class Feed:
                 subscriber.job_id, after=subscriber.event_id, limit=subscriber.page
             )
         except Exception as error:
-            if not _is_away(error):
+            if not _is_unreachable(error):
                 _log.warning("events_unreadable", job_id=subscriber.job_id, error=str(error))
                 subscriber.end(_UNREADABLE)
                 return
-            await asyncio.sleep(_AWAY_S)  # the client stays connected while the store is away
+            await asyncio.sleep(_UNREACHABLE_S)  # the client stays connected meanwhile
             return
         if subscriber.masked:
             events = await self._redaction.events(events, patient=True)
@@ -214,7 +214,7 @@ class Feed:
             except Exception as error:
                 self._log_store(error)
                 after = _NOW
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_UNREACHABLE_S)
 
     def _note_claims(self, events: Iterable[JournalEvent]) -> None:
         """Note which followed jobs are leased by a worker of ours, whose events are journaled."""
@@ -254,11 +254,11 @@ class Feed:
             except Exception as error:
                 self._log_store(error)
                 self._beat(self._channels, time.monotonic())  # also those the sweep did not reach
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_UNREACHABLE_S)
 
     def _log_store(self, error: Exception | None) -> None:
-        """Log once that the store is away and once that it is back; the feed keeps trying."""
-        if error is not None and not _is_away(error):
+        """Log once that the store is unreachable and once that it answers; the feed goes on."""
+        if error is not None and not _is_unreachable(error):
             _log.error("feed_failed", exc_info=error)
         elif error is not None and not self._away:
             self._away = True
@@ -367,7 +367,7 @@ class Feed:
         """
         if record is None:
             gone = JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
-            last = unnumbered(gone) + _EXPIRED
+            last = frame_without_id(gone) + _EXPIRED
         elif record.state in self._final and channel.looks_over:
             over = JobEvent(
                 event_id="",
@@ -376,7 +376,7 @@ class Feed:
                 step="gateway.observed",
                 data=b'{"note":"the worker stored this state without an event"}',
             )
-            last = unnumbered(over)
+            last = frame_without_id(over)
         else:
             channel.looks_over = record.state in self._final
             return
@@ -472,23 +472,23 @@ class UnjournaledTail:
 
     async def _recover(self, error: Exception, job_ids: list[str]) -> None:
         """After a failed wait: find the unreadable stream, and pause."""
-        if not _is_away(error):
+        if not _is_unreachable(error):
             try:
                 await self._read(job_ids)
             except Exception as failed:
-                if not _is_away(failed):
+                if not _is_unreachable(failed):
                     _log.error("feed_failed", exc_info=failed)
-        await asyncio.sleep(_AWAY_S)
+        await asyncio.sleep(_UNREACHABLE_S)
 
     async def _interrupt(self) -> None:
         try:
             await self._ledger.interrupt()
-        except Exception as error:  # if the store is away, the wait ends by itself
-            if not _is_away(error):
+        except Exception as error:  # while the store is unreachable, the wait ends by itself
+            if not _is_unreachable(error):
                 raise
 
 
-def _is_away(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """Whether the store itself fails, so that waiting helps."""
     wrong_type = isinstance(error, ServerError) and str(error.reply).startswith("WRONGTYPE")
     return isinstance(error, StoreError) and not wrong_type
@@ -504,7 +504,7 @@ async def _read_changes(
     try:
         return await ledger.changes(cursors), []
     except Exception as error:
-        if _is_away(error):
+        if _is_unreachable(error):
             raise
         if len(cursors) == 1:
             _log.warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))

@@ -47,7 +47,7 @@ def signal_of(
     headers: Mapping[str, str],
     *,
     attempt: int,
-    chance: float,
+    jitter: float,
     now_s: float,
     retries: RetryPolicies = _RETRIES,
 ) -> Signal | None:
@@ -55,10 +55,10 @@ def signal_of(
     if _OK <= status < _REDIRECT:
         return None
     if status == _TOO_MANY_REQUESTS:
-        return _retry(retries.rate_limited, "429", headers, attempt, chance, now_s)
+        return _retry(retries.rate_limited, "429", headers, attempt, jitter, now_s)
     if status == _GONE:
         return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
-    return _retry(retries.default, str(status), headers, attempt, chance, now_s)
+    return _retry(retries.default, str(status), headers, attempt, jitter, now_s)
 
 
 def _retry(
@@ -66,11 +66,11 @@ def _retry(
     status: str,
     headers: Mapping[str, str],
     attempt: int,
-    chance: float,
+    jitter: float,
     now_s: float,
 ) -> Retry:
     wait_ms = max(
-        delay_ms(policy, attempt, chance), retry_after_ms(headers.get("retry-after", ""), now_s)
+        delay_ms(policy, attempt, jitter), retry_after_ms(headers.get("retry-after", ""), now_s)
     )
     return Retry(wait_ms / 1000, f"the receiver answered {status}", code=f"http_{status}")
 
@@ -230,7 +230,7 @@ class _DeliveryHandler:
             answer.status,
             answer.headers,
             attempt=job.attempt,
-            chance=random.random(),
+            jitter=random.random(),
             now_s=now_s,
             retries=self.retries,
         )

@@ -10,7 +10,7 @@ from tenure.webhooks.deliver import CircuitBreaker, signal_of
 
 def asked(status: int, *, attempt: int = 1, **headers: str) -> Signal | None:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return signal_of(status, named, attempt=attempt, chance=1.0, now_s=0.0)
+    return signal_of(status, named, attempt=attempt, jitter=1.0, now_s=0.0)
 
 
 def wait_ms(signal: Signal | None) -> int:

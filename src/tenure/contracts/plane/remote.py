@@ -41,7 +41,7 @@ from tenure.egress import (
     Client,
     Disconnected,
     Limits,
-    TimedOut,
+    RequestTimedOut,
     TooLarge,
     Unguarded,
     Unreachable,
@@ -81,7 +81,7 @@ class _Http:
             answer = await self._client.send(
                 "POST", self.url + path, headers=self._headers, body=body, limits=limits
             )
-        except (TimedOut, Disconnected, TooLarge) as error:
+        except (RequestTimedOut, Disconnected, TooLarge) as error:
             raise ReplyLost(f"the plane gave no whole answer to {path}: {error}") from error
         except Unreachable as error:
             raise StoreUnreachable(f"the plane: {error}") from error
