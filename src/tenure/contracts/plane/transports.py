@@ -520,7 +520,7 @@ class _MessageListener:
         except StoreError:
             await asyncio.sleep(min(wait_ms, 200) / 1000)
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         """Every listener wakes: there is no notice to pass on."""
 
     async def close(self) -> None:
