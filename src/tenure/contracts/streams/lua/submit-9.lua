@@ -84,7 +84,7 @@ local function store(at)
     'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,
     'requester', requester, 'due_ms', due_s)
-  emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
+  emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s, wait_until(due, ttl_s))
   if idem ~= '' then
     call('SET', NS .. 'idempotency:' .. idem, id, 'EX',
       format('%d', math.max(tonumber(ttl_s), IDEM_TTL_S)))
