@@ -120,12 +120,16 @@ async def test_a_key_has_a_bounded_number_of_searches_at_once(
     gateway = await site.gateway()
     web, (queue,) = Web(gateway.url), gateway.gateway.served
 
+    found: list[int] = []
+
     async def find(*_: object, **__: object) -> None:
+        found.append(1)
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
         patched.setattr(queue.ledger, "find", find)
         writers = await began(web, _DEEP, _CLIENTS)
+        await until(lambda: len(found) == _CLIENTS, "each has its place")
         reply = await web.get(_DEEP)
         assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
         assert reply.headers["retry-after"] == "1"
