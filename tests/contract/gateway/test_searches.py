@@ -122,6 +122,8 @@ async def test_a_key_has_a_bounded_number_of_searches_at_once(
 
     found: list[int] = []
 
+    found: list[int] = []
+
     async def find(*_: object, **__: object) -> None:
         found.append(1)
         await asyncio.Event().wait()
