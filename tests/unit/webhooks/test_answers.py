@@ -56,15 +56,16 @@ def test_a_retry_after_is_respected_within_an_hour_and_never_shortens_the_wait()
 @pytest.mark.clause("I-49")
 def test_five_failures_in_a_row_open_the_breaker_and_one_probe_is_let_through() -> None:
     breaker = CircuitBreaker()
+    a, b = ("acme", "https://a"), ("acme", "https://b")
     for _ in range(4):
-        breaker.record_failure("https://a", 0.0)
-        assert breaker.wait_s("https://a", 0.0) == 0
-    breaker.record_failure("https://a", 0.0)
-    assert breaker.wait_s("https://a", 0.0) == 10
-    assert breaker.wait_s("https://b", 0.0) == 0, "others are not held up"
-    assert breaker.wait_s("https://a", 10.0) == 0, "this one tries"
-    assert breaker.wait_s("https://a", 10.0) == 10, "and the others wait for it"
-    breaker.record_failure("https://a", 11.0)
-    assert breaker.wait_s("https://a", 12.0) == 19
-    breaker.record_success("https://a")
-    assert breaker.wait_s("https://a", 12.0) == 0
+        breaker.record_failure(a, 0.0)
+        assert breaker.wait_s(a, 0.0) == 0
+    breaker.record_failure(a, 0.0)
+    assert breaker.wait_s(a, 0.0) == 10
+    assert breaker.wait_s(b, 0.0) == 0, "others are not held up"
+    assert breaker.wait_s(a, 10.0) == 0, "this one tries"
+    assert breaker.wait_s(a, 10.0) == 10, "and the others wait for it"
+    breaker.record_failure(a, 11.0)
+    assert breaker.wait_s(a, 12.0) == 19
+    breaker.record_success(a)
+    assert breaker.wait_s(a, 12.0) == 0
