@@ -259,6 +259,8 @@ class Plane:
                 if not is_unreachable:
                     warn("the plane's upkeep waits for its store", error=str(error))
                 is_unreachable = True
+            except Exception as error:  # no record may end the upkeep of all streams
+                warn("the plane's upkeep failed and is tried again", error=repr(error))
             await asyncio.sleep(self.options.upkeep_ms / 1000 * random.uniform(0.75, 1.25))
 
     def drain(self) -> None:

@@ -400,13 +400,19 @@ class MessageTransport:
         """P-4: send messages again that Redis has lost."""
         await self._groups(stream)
         empty, delivered_ms = True, 0
+        now_s, _ = await self._redis.call("TIME")
         for key, _ in self._keys(stream):
             for group in await self._redis.call("XINFO", "GROUPS", key):
                 info = dict(zip(group[::2], group[1::2], strict=True))
+                if info[b"name"] != GROUP.encode():
+                    continue
                 last = bytes(info[b"last-delivered-id"]).decode()
-                newest = await self._redis.call("XREVRANGE", key, "+", f"({last}", "COUNT", 1)
-                empty = empty and not newest
+                # Another program may have set any id, also the largest, which nothing follows.
+                with contextlib.suppress(ServerError):
+                    newest = await self._redis.call("XREVRANGE", key, "+", f"({last}", "COUNT", 1)
+                    empty = empty and not newest
                 delivered_ms = max(delivered_ms, int(last.partition("-")[0]))
+        delivered_ms = min(delivered_ms, int(now_s) * 1000)
         rows = await self._engine.run(
             PLANE,
             "plane_sweep",
