@@ -11,13 +11,13 @@ from itertools import islice
 from random import Random
 
 import hiredis
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import EventFile
-from tenure.pipeline.lake.progress import Progress, write_progress
-from tenure.pipeline.schema import ARROW, stream_position_number
+from tenure.core.journal import JournalEvent
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.schema import ARROW, OFFSET, rows_of, stream_position_number
 from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
 
@@ -86,23 +86,24 @@ def fill_stream(url: str, key: str, events: int) -> int:
 
 def fill_lake(path: str, events: int) -> int:
     """Put a history of jobs of four events each into a lake, by columns."""
-    lake = LakeFiles(path)
+    lake = Lake(path)
     lake.begin()
     after = made = 0
     while made < events:
         count = min(_AT_ONCE, events - made) // 4
         table = _columns(made // 4, count)
         upto = int(table.column("pos")[-1].as_py())
-        file = EventFile("2026-11-15", JOURNAL, after, upto)
-        lake.write_table(file.path, table)
+        rows = pa.concat_tables([table, _offset(after, upto, table.num_rows)])
+        lake.events.put_events(rows.to_batches())
         after, made = upto, made + 4 * count
-    write_progress(
-        lake,
-        Progress(
-            journal=JOURNAL, url="streams+redis://made/0", upto=f"{BEGAN_MS * 2}-0", rows=made
-        ),
-    )
     return made
+
+
+def _offset(after: int, upto: int, units: int) -> pa.Table:
+    """The row that says where a range begins and ends."""
+    told = msgspec.json.encode({"after": after, "upto": upto, "units": units}).decode()
+    row = JournalEvent(seq="", contract="", queue="", job_id="", type=OFFSET, ts_ms=0, data=told)
+    return pa.Table.from_batches([rows_of([row], JOURNAL)])
 
 
 def _columns(first: int, jobs: int) -> pa.Table:

@@ -18,10 +18,10 @@ from harness.histories import fill_lake
 from harness.scenario import Column, Figures, Goal, Scenario, Stage, ratio
 from tenure.pipeline import SparkSettings, open_session
 from tenure.pipeline.audit.lakes import audit_lake
-from tenure.pipeline.audit.proof import NEEDED
+from tenure.pipeline.audit.run import NEEDED
 from tenure.pipeline.audit.steps import known_steps
 from tenure.pipeline.events import lake_events
-from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.tables.update import update_tables
 
 
@@ -62,10 +62,11 @@ def _took_s(name: str, size: int) -> float:
     elif name == "tables":
         update_tables(spark, path, scratch=True)
     else:
-        rows = lake_events(spark, LakeFiles(path))
+        rows = lake_events(spark, Lake(path))
         rows.select(F.xxhash64(*NEEDED).alias("h")).agg(F.bit_xor("h")).collect()
     took_s = time.perf_counter() - began
-    shutil.rmtree(f"{path}/audit", ignore_errors=True)
+    for table in ("audit_runs", "audit_open", "violations"):
+        shutil.rmtree(f"{path}/{table}", ignore_errors=True)
     return took_s
 
 

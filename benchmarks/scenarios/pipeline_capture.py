@@ -25,11 +25,12 @@ from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
 from tenure.pipeline import SparkSettings, open_session
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.sink import write_range
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.schema import COLUMNS
+from tenure.pipeline.source.journal import markers_of, read_range
 from tenure.pipeline.source.offsets import JournalRange
 from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Read
 from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
 
@@ -94,8 +95,15 @@ def _alone(stage: Stage, folder: Path) -> tuple[int, float]:
     last = reader.head().last
     reader.close()
     journal_range = JournalRange(journal=journal_name(url), url=url, after="", upto=last)
-    rows = write_range(LakeFiles(str(folder / "lake")), journal_range).rows
-    return _all(rows, events), time.perf_counter() - began
+    lake, seen = Lake(str(folder / "lake")), Read()
+    lake.begin()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from read_range(journal_range, seen=seen)
+        yield markers_of(journal_range, seen)
+
+    lake.events.put_events(batches())
+    return _all(seen.rows, events), time.perf_counter() - began
 
 
 def _from_stream(stage: Stage, folder: Path, batch: int = 0) -> tuple[int, float]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format, open_queue
+from tenure.pipeline import capture as capturing
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.compact import compact
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import event_files
-from tenure.pipeline.lake.progress import all_progress, gaps
-from tenure.pipeline.schema import ARROW
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.schema import ARROW, LINE_MAX, OFFSET
+from tenure.pipeline.source.offsets import Mark
 from tenure.store.redis import BulkRedis
 from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
 
@@ -51,46 +53,71 @@ async def test_bounded_batches_capture_the_same(
     for n in range(6):
         await work(streams_url, 20, prefix=f"b{n}-")
     capture(spark, lake, [streams_url], once=True, max_rows=4)
-    assert len(commits(lake)) > 2  # their files may have been made one since
+    table = Lake(lake).events.opened()
+    assert table is not None
+    assert table.version() > 3
     assert await equal(lake, streams_url)
 
 
-def commits(lake: str) -> list[int]:
-    """The batches whose end Spark has noted."""
-    folder = Path(lake) / "_capture" / "checkpoint" / "commits"
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
-
-
-def forget_last_commit(lake: str) -> None:
-    """As if the driver had died before Spark noted the end of its last batch."""
-    folder = Path(lake) / "_capture" / "checkpoint" / "commits"
-    last = commits(lake)[-1]
-    (folder / str(last)).unlink()
-    (folder / f".{last}.crc").unlink()
-
-
-@pytest.mark.parametrize(
-    "killed", ["before the end was noted by Spark", "before it was noted at all"]
-)
 async def test_a_batch_that_is_repeated_after_a_crash_changes_nothing(
-    spark: SparkSession, lake: str, streams_url: str, killed: str
+    spark: SparkSession, lake: str, streams_url: str
 ) -> None:
+    """Killed after the commit: the next capture begins after it, even if it is trimmed."""
     await work(streams_url, 40)
     capture(spark, lake, [streams_url], once=True)
-    await work(streams_url, 40, prefix="more")
+    before = lake_rows(lake)
+    events = Lake(lake).events
+    again = pa.Table.from_pylist([*before, *offset_rows(before)], ARROW)
+    events.put_events(again.to_batches())
+    assert lake_rows(lake) == before, "written twice"
+    await trim(streams_url, keep=0)
+    done = capture(spark, lake, [streams_url], once=True)
+    assert (done.events, done.gaps) == (0, [])
+
+
+def offset_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What says that these rows are the first of their journal."""
+    upto = max(row["pos"] for row in rows)
+    # Of a stream entry: its end, not its last line.
+    told = {"after": 0, "upto": upto | LINE_MAX, "units": 1}
+    data = msgspec.json.encode(told).decode()
+    return [{**rows[-1], "type": OFFSET, "ver": 0, "data": data}]
+
+
+async def test_files_that_were_written_and_not_committed_do_not_count(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    """Killed between the files and their commit."""
+    await work(streams_url, 10)
     capture(spark, lake, [streams_url], once=True)
-    before = all_progress(LakeFiles(lake))
-    forget_last_commit(lake)
-    if killed == "before it was noted at all":
-        shutil.rmtree(Path(lake) / "_capture" / "journals")
-        # Another try cuts the range otherwise; what the first left must not count.
-        capture(spark, lake, [streams_url], once=True, parts=5)
-    else:
-        await trim(streams_url, keep=0)  # a committed range is not read again
-        capture(spark, lake, [streams_url], once=True)
-        assert all_progress(LakeFiles(lake))[0].rows == before[0].rows
-        assert len(lake_rows(lake)) == 240
-        return
+    file, *_ = (Path(lake) / "events").glob("journal=*/*.parquet")
+    shutil.copy(file, file.with_name("part-left.parquet"))
+    await work(streams_url, 5, prefix="later")
+    assert capture(spark, lake, [streams_url], once=True).events == 15
+    assert await equal(lake, streams_url)
+    assert any("part-left" in path for path in Lake(lake).events.vacuum(0))
+    assert await equal(lake, streams_url)
+
+
+async def test_a_capture_that_another_one_overtook_goes_on_after_it(
+    spark: SparkSession, lake: str, streams_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two captures of one journal into one lake: the batch that comes second is not written."""
+    await work(streams_url, 20)
+    capture(spark, lake, [streams_url], once=True)
+    await work(streams_url, 20, prefix="more")
+    told: list[str] = []
+    now = capturing.starting_marks
+
+    def looked(place: Lake, urls: list[str]) -> dict[str, Mark]:
+        """Before the other one wrote, until it is told of that."""
+        return now(place, urls) if told else {}
+
+    monkeypatch.setattr(capturing, "starting_marks", looked)
+    monkeypatch.setattr(capturing, "_WAIT_S", 0)
+    done = capture(spark, lake, [streams_url], once=True, tell=told.append)
+    assert (done.events, done.gaps) == (60, [])
+    assert told == ["another capture writes the same journals into this lake; this one waits"]
     assert await equal(lake, streams_url)
 
 
@@ -110,7 +137,7 @@ async def test_what_was_trimmed_before_it_was_read_is_named_and_counted(
     assert "11 entries were trimmed between" in told[0]
     await work(streams_url, 2, prefix="later")
     assert capture(spark, lake, [streams_url], once=True).gaps == []
-    assert len(gaps(LakeFiles(lake))) == 1
+    assert len(Lake(lake).gaps()) == 1
 
 
 async def test_a_store_that_was_emptied_is_named_and_its_new_journal_is_captured(
@@ -162,16 +189,16 @@ async def test_small_files_become_one_and_nothing_is_lost_or_doubled(
     for n in range(3):
         await work(streams_url, 5, prefix=f"c{n}-")
         capture(spark, lake, [streams_url], once=True, parts=1)
-    files = LakeFiles(lake)
-    small = event_files(files)
-    assert len(small) == 3
-    copies = {file: files.read_table([file.path], ARROW) for file in small}
-    assert compact(files, files_min=2) > 0
+    events = Lake(lake).events
+    reader = events.read(spark)  # of the version before
+    events.optimize()
+    table = events.opened()
+    assert table is not None
+    assert len(table.file_uris()) == 1
     assert await equal(lake, streams_url)
-    # Killed before the small files were removed, they lie there again and do not count.
-    for file, table in copies.items():
-        if file not in event_files(files):
-            files.write_table(file.path, table)
+    assert reader.count() == 45, "a reader of small files still has them"
+    await work(streams_url, 5, prefix="after")
+    assert capture(spark, lake, [streams_url], once=True).events == 15
     assert await equal(lake, streams_url)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from tenure.core.job import NewJob
@@ -18,8 +19,7 @@ from tenure.pipeline.audit.deliveries import outbox_events
 from tenure.pipeline.audit.lakes import audit_lake, violations
 from tenure.pipeline.audit.run import Audit, Audited, History
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import event_files
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.schema import ARROW
 from tenure.pipeline.source.opening import journal_name
 from tenure.store.embedded import EmbeddedPostgres
@@ -115,13 +115,12 @@ async def test_what_was_found_is_counted_once_by_the_audits_that_follow(
     both = [file_url, f"{file_url}&box=outbox"]
     await work_and_tell(file_url, "a")
     capture(spark, lake, both, once=True)
-    files = LakeFiles(lake)
     _swap_in_files(lake, "a-3.1", "a-3.2")
     assert verdict(audit_lake(spark, lake)) == ("BROKEN", 1)
     await work_and_tell(file_url, "b")
     capture(spark, lake, both, once=True)
     assert verdict(audit_lake(spark, lake)) == ("BROKEN", 1)
-    told = violations(spark, files)
+    told = violations(spark, Lake(lake))
     assert told is not None
     assert [(row.job_id, row.text) for row in told.collect()] == [
         ("a-3.1", "delivered after event 2 of the same job")
@@ -146,8 +145,8 @@ async def test_an_event_that_was_sent_again_by_hand_is_not_held_against_its_rece
 
 
 def _swap_in_files(lake: str, one: str, other: str) -> None:
-    files = LakeFiles(lake)
-    for file in event_files(files):
-        rows = files.read_table([file.path], ARROW).to_pylist()
-        files.remove(file.path)
-        files.write_table(file.path, pa.Table.from_pylist(renamed(rows, one, other), ARROW))
+    """The lake as if two events had each other's names."""
+    table = Lake(lake).events.opened()
+    assert table is not None
+    rows = renamed(table.to_pyarrow_table().to_pylist(), one, other)
+    write_deltalake(table, pa.Table.from_pylist(rows, ARROW), mode="overwrite")

@@ -17,8 +17,9 @@ from tenure.core.seam import Query
 from tenure.pipeline import run_task
 from tenure.pipeline.capture import capture
 from tenure.pipeline.enqueue import enqueue, jobs_of
-from tenure.pipeline.lake.files import LakeFiles
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.replay import chosen, counted, replay, sources
+from tenure.pipeline.tables.update import update_tables
 from tests.spark.handlers import shout
 from tests.spark.working import drain, lake_rows, work
 
@@ -120,7 +121,8 @@ async def test_dead_jobs_go_back_once_to_their_queue_or_another(
 ) -> None:
     await work(streams_url, 30, fail_every=10)
     capture(spark, lake, [streams_url], once=True)
-    files = LakeFiles(lake)
+    files = Lake(lake)
+    update_tables(spark, lake)
     dead = chosen(spark, files, "error_code = '503' and task = 'task1'")
     (row,) = counted(dead)
     assert (row["count"], row["state"], row["contract"]) == (1, "error", "streams")

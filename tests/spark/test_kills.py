@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 
 from tenure.pipeline.audit.lakes import audit_lake
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.progress import all_progress, gaps
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.source.opening import journal_name
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.inbox_stage import migrated
@@ -97,7 +96,7 @@ async def producing(urls: list[str], node: Node) -> AsyncIterator[None]:
 async def captured_more(lake: str, than: int, driver: subprocess.Popen[bytes]) -> int:
     """Wait until the lake holds more events than that; how many it holds."""
     async with asyncio.timeout(PATIENCE_S):
-        while (rows := sum(each.rows for each in all_progress(LakeFiles(lake)))) <= than:
+        while (rows := sum(Lake(lake).journals().values())) <= than:
             assert driver.poll() is None, "the capture ended by itself"
             await asyncio.sleep(0.02)  # another process writes it
     return rows
@@ -136,5 +135,5 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
         assert without_place(mine) == events
         held += len(events)
     assert len(found) == held, "the lake holds something that no journal has"
-    assert gaps(LakeFiles(lake)) == []
+    assert Lake(lake).gaps() == []
     assert audit_lake(spark, lake).violations == 0

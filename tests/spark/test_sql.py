@@ -7,7 +7,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,12 +15,9 @@ from tenure.core.errors import NotFound, ServerError
 from tenure.core.job import NewJob
 from tenure.core.journal import SqlFormat
 from tenure.core.registry import open_queue
-from tenure.pipeline.capture import capture, release
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.progress import all_progress, gaps
-from tenure.pipeline.lake.reader import reader_of
-from tenure.pipeline.lake.sink import Done, LakeWriter, tell_store, write_range
-from tenure.pipeline.source.offsets import JournalRange, Mark, began_anew
+from tenure.pipeline.capture import capture, release, tell_store
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.source.offsets import Mark, began_anew
 from tenure.pipeline.source.opening import journal_name, open_reader
 from tenure.pipeline.source.range_reader import Loss, Read
 from tenure.pipeline.source.sql_reader import SqlRangeReader
@@ -98,7 +94,7 @@ def test_a_row_that_commits_late_is_not_passed_over(postgres: EmbeddedPostgres) 
         try:
             uncertain = reader.head()
             assert uncertain.last == "", "the second row may still come"
-            assert not began_anew(Mark(upto="1"), uncertain, so_far=1), "nor is that a new journal"
+            assert not began_anew(Mark(upto="1", added=1), uncertain), "nor is that a new journal"
             slow.commit()
             head = reader.head()
             assert head.last == "3"
@@ -141,7 +137,7 @@ async def test_a_trimmed_table_is_told_apart_from_one_that_only_has_submits(box_
     assert reader.lost(head.last, 4, later) == Loss(), "nothing was trimmed"
     await trimmed(box_url)
     after = reader.head()
-    assert not began_anew(Mark(upto=later.last), after, so_far=12), "the submits are still there"
+    assert not began_anew(Mark(upto=later.last, added=12), after), "the submits are still there"
     assert reader.lost(later.last, 12, after).units == 0, "all that went had been read"
     lost = reader.lost(head.last, 4, after)
     assert lost.units == 8
@@ -250,15 +246,17 @@ async def test_a_capture_killed_before_it_told_the_store_loses_nothing(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tenure.pipeline.lake.sink.tell_store", killed)
-    files = LakeFiles(lake)
-    name = journal_name(box_url)
-    batch = JournalRange(journal=name, url=box_url, after="9", upto="18")
-    done = Done(msgspec.json.encode([write_range(files, batch)]))
+    told = iter((tell_store, killed))
+
+    def tell(*given: str) -> None:
+        next(told)(*given)
+
+    monkeypatch.setattr("tenure.pipeline.capture.tell_store", tell)
     with pytest.raises(KeyboardInterrupt):
-        LakeWriter(lake, reader_of(files)).commit([done], 1)
+        capture(spark, lake, [box_url], once=True)
     monkeypatch.undo()
-    assert all_progress(files)[0].upto == "18", "the lake has it, and the store does not know"
+    name = journal_name(box_url)
+    assert Lake(lake).events.positions([name]) == {name: 18}, "and the store does not know"
     assert await trimmed(box_url, TOO_OLD) == 6, "only what it was told of"
     assert capture(spark, lake, [box_url], once=True).gaps == []
     assert without_place(lake_rows(lake)) == as_rows(history)
@@ -326,10 +324,10 @@ async def test_what_an_sql_store_trimmed_unread_is_a_gap_with_its_number(
     assert "10 entries were trimmed between 30 and" in told[0]
     assert done.events == 5 + 6
     assert capture(spark, lake, [box_url], once=True).gaps == []
-    assert len(gaps(LakeFiles(lake))) == 1
+    assert len(Lake(lake).gaps()) == 1
     assert len(lake_rows(lake)) == 30 + 5 + 6
-    (progress,) = all_progress(LakeFiles(lake))
-    assert progress.is_whole, "it was captured from its first row on"
+    begun = Lake(lake).events.begins_late(journal_name(box_url))
+    assert not begun, "it was captured from its first row on"
 
 
 def test_what_a_database_refuses_is_told_in_one_line(tmp_path: Path) -> None:

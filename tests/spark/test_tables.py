@@ -10,7 +10,6 @@ from random import Random
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
@@ -18,16 +17,10 @@ from pyspark.testing import assertDataFrameEqual
 from tenure.core.errors import NotFound
 from tenure.core.journal import JournalEvent
 from tenure.pipeline.audit.lakes import audit_lake, violations
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import event_file
-from tenure.pipeline.lake.progress import Progress, write_progress
-from tenure.pipeline.lake.sink import day_name
-from tenure.pipeline.schema import ARROW, rows_of
-from tenure.pipeline.tables import attempts, jobs
-from tenure.pipeline.tables.manifest import NAMES, read_manifest
-from tenure.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
-from tenure.pipeline.tables.reading import table
-from tenure.pipeline.tables.update import update_tables
+from tenure.pipeline.events import with_kinds
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.schema import OFFSET, rows_of
+from tenure.pipeline.tables.update import merge, selected, table_files, update_tables
 from tests.chaos.sim.test_verdict import sound
 
 DAY_MS = 86_400_000
@@ -37,7 +30,7 @@ MONDAY_MS = 20_773 * DAY_MS
 def event(at_ms: int, kind: str, ver: int, here: str, there: str, **more: object) -> JournalEvent:
     return msgspec.convert(
         {
-            "seq": str(at_ms), "contract": "memory", "queue": "q", "job_id": "a", "task": "t",
+            "seq": str(at_ms + 1), "contract": "memory", "queue": "q", "job_id": "a", "task": "t",
             "type": kind, "ts_ms": MONDAY_MS + at_ms, "ver": ver, "from_state": here,
             "to_state": there,
         }
@@ -65,8 +58,19 @@ def frame(spark: SparkSession, events: Sequence[JournalEvent]) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_batches([rows_of(events, "j")]))
 
 
+def made(spark: SparkSession, name: str, events: Sequence[JournalEvent]) -> DataFrame:
+    """A table of these events, by its file and those of the tables it is made of."""
+    rows = frame(spark, events)
+    with_kinds(rows).createOrReplaceTempView("new_events")
+    rows.createOrReplaceTempView("events")
+    files = {file.name: file for file in table_files()}
+    for each in ("attempts", "jobs"):
+        selected(spark, files[each]).createOrReplaceTempView(each)
+    return spark.table(name) if name in ("attempts", "jobs") else selected(spark, files[name])
+
+
 def test_an_attempt_knows_its_wait_its_run_and_its_end(spark: SparkSession) -> None:
-    made = attempts.shown(attempts.attempts_of(frame(spark, HISTORY)))
+    rows = made(spark, "attempts", HISTORY)
     wanted = spark.createDataFrame(
         [
             (1, 1, "w1", 50, 100, 1000, "retry", "503", 0, "2026-11-16"),
@@ -76,32 +80,30 @@ def test_an_attempt_knows_its_wait_its_run_and_its_end(spark: SparkSession) -> N
         "fence bigint, attempt int, worker_id string, wait_ms bigint, run_ms bigint, "
         "backoff_ms bigint, outcome string, error_code string, extends bigint, day string",
     )
-    assertDataFrameEqual(made.select(*wanted.columns), wanted)
+    assertDataFrameEqual(rows.select(*wanted.columns), wanted)
 
 
 def test_a_job_knows_its_state_its_starts_and_its_times(spark: SparkSession) -> None:
-    made = jobs.shown(jobs.jobs_of(frame(spark, HISTORY)))
+    rows = made(spark, "jobs", HISTORY)
     wanted = spark.createDataFrame(
         [("done", True, 3, 1, 1, 1, 50, 2500, "2026-11-16")],
         "state string, is_final boolean, starts bigint, retries bigint, lost bigint, "
         "epochs bigint, wait_ms bigint, total_ms bigint, day string",
     )
-    assertDataFrameEqual(made.select(*wanted.columns), wanted)
-    unfinished = jobs.shown(jobs.jobs_of(frame(spark, HISTORY[:-1]))).collect()[0]
+    assertDataFrameEqual(rows.select(*wanted.columns), wanted)
+    unfinished = made(spark, "jobs", HISTORY[:-1]).collect()[0]
     assert (unfinished.state, unfinished.day, unfinished.total_ms) == ("running", "open", None)
 
 
 def test_an_hour_knows_how_many_how_fast_and_how_often_it_failed(spark: SparkSession) -> None:
-    events = frame(spark, HISTORY)
-    done = attempts.shown(attempts.attempts_of(events))
-    ended = jobs.shown(jobs.jobs_of(events))
-    rows = {row.worker_id: row for row in metrics_hourly(done, ended, events).collect()}
+    rows = {row.worker_id: row for row in made(spark, "metrics_hourly", HISTORY).collect()}
     assert (rows["w1"].attempts, rows["w1"].completed, rows["w1"].retried) == (2, 1, 1)
     assert (rows["w1"].p50_wait_ms, rows["w1"].p50_run_ms, rows["w1"].retry_rate) == (75, 100, 0.5)
     assert (rows["w1"].jobs, rows["w1"].p99_total_ms, rows["w1"].dead) == (1, 2500, 0)
     assert (rows["w2"].lost, rows["w2"].lost_rate) == (1, 1.0)
     assert (rows[""].submitted, rows[""].attempts) == (1, 0)
-    latencies = {(r.kind, r.bucket): r["count"] for r in latency_hourly(done, ended).collect()}
+    found = made(spark, "latency_hourly", HISTORY).collect()
+    latencies = {(row.kind, row.bucket): row["count"] for row in found}
     assert latencies == {
         ("wait", 5): 2, ("wait", 6): 1, ("run", 6): 2, ("run", 9): 1, ("total", 11): 1,
     }  # fmt: skip
@@ -120,10 +122,7 @@ def test_a_failed_attempt_of_the_sql_contracts_counts_as_buried_or_cancelled(
             event(20, "fail", 3, "claimed", "failed", **held, error_code=code),
             event(30, end, 4, "failed", "dead_letter", **held, error_code=code),
         ]
-    events = frame(spark, history)
-    done = attempts.shown(attempts.attempts_of(events))
-    ended = jobs.shown(jobs.jobs_of(events))
-    rows = {row.worker_id: row for row in metrics_hourly(done, ended, events).collect()}
+    rows = {row.worker_id: row for row in made(spark, "metrics_hourly", history).collect()}
     assert (rows["w1"].attempts, rows["w1"].buried, rows["w1"].cancelled) == (3, 2, 1)
     assert (rows["w1"].jobs, rows["w1"].dead) == (3, 2)
 
@@ -132,22 +131,22 @@ def test_a_failed_attempt_of_the_sql_contracts_counts_as_buried_or_cancelled(
 def test_a_target_is_met_up_to_its_last_millisecond(
     spark: SparkSession, target_ms: int, within: int
 ) -> None:
-    ended = jobs.shown(jobs.jobs_of(frame(spark, HISTORY)))
-    (row,) = slo(ended, {"q": target_ms, "": 1}).collect()
+    targets = [{"queue": "q", "target_ms": target_ms}, {"queue": "", "target_ms": 1}]
+    spark.createDataFrame(targets).createOrReplaceTempView("targets")
+    (row,) = made(spark, "slo", HISTORY).collect()
     assert (row.finished, row.within, row.share) == (1, within, float(within))
 
 
-def put(lake: LakeFiles, events: Sequence[JournalEvent], journal: str, after: int) -> None:
+def put(lake: str, events: Sequence[JournalEvent], after: int) -> None:
     """A batch of events as capture would leave it."""
-    batch = pa.Table.from_batches([rows_of(events, journal)])
-    days = sorted({day_name(each.ts_ms // DAY_MS) for each in events})
-    for day in days:
-        mine = [n for n, each in enumerate(events) if day_name(each.ts_ms // DAY_MS) == day]
-        file = event_file(day, journal, str(after) if after else "", events[-1].seq)
-        lake.write_table(file.path, batch.take(mine).cast(ARROW))
-    write_progress(
-        lake, Progress(journal=journal, url="memory://x", after=str(after), upto=events[-1].seq)
-    )
+    place = Lake(lake)
+    place.begin()
+    told = {"after": after, "upto": int(events[-1].seq), "units": len(events)}
+    offset = JournalEvent(
+        seq=events[-1].seq, contract="", queue="", job_id="", type=OFFSET, ts_ms=0,
+        data=msgspec.json.encode(told).decode(),
+    )  # fmt: skip
+    place.events.put_events([rows_of([*events, offset], "j")])
 
 
 def spread(seed: int) -> list[JournalEvent]:
@@ -173,34 +172,29 @@ def spread(seed: int) -> list[JournalEvent]:
 
 def contents(lake: str) -> dict[str, list[str]]:
     """The rows of every table with their day, read without Spark."""
-    listed = read_manifest(LakeFiles(lake)).files
-    return {
-        name: sorted(
-            str(dict(sorted(row.items())) | {"day": day})
-            for day, paths in listed[name].items()
-            for path in paths
-            for row in pq.read_table(f"{lake}/{path}", partitioning=None).to_pylist()
-        )
-        for name in NAMES
-    }
+    found = {}
+    for file in table_files():
+        table = Lake(lake).table(file.name).opened()
+        assert table is not None
+        rows = table.to_pyarrow_table().to_pylist()
+        found[file.name] = sorted(str(dict(sorted(row.items()))) for row in rows)
+    return found
 
 
 def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     slowly, at_once = str(tmp_path / "slowly"), str(tmp_path / "at-once")
-    for name in (slowly, at_once):
-        LakeFiles(name).begin()
     events = spread(3)
     cuts = [0, len(events) // 2, len(events)]
     for begin, end in pairwise(cuts):
-        put(LakeFiles(slowly), events[begin:end], "j", begin)
+        put(slowly, events[begin:end], begin)
         update_tables(spark, slowly)
         bit_by_bit = audit_lake(spark, slowly)
     assert not update_tables(spark, slowly).is_new
-    put(LakeFiles(at_once), events, "j", 0)
+    put(at_once, events, 0)
     update_tables(spark, at_once)
-    assert table(spark, LakeFiles(at_once), "jobs").count() == len({e.job_id for e in events})
+    assert Lake(at_once).read(spark, "jobs").count() == len({e.job_id for e in events})
     assert contents(slowly) == contents(at_once)
     whole = audit_lake(spark, at_once)
     assert (bit_by_bit.events, bit_by_bit.jobs) == (whole.events, whole.jobs)
@@ -212,16 +206,15 @@ def test_bit_by_bit_gives_the_same_tables_and_the_same_audit_as_all_at_once(
 def test_damage_in_a_later_part_is_found_with_the_events_of_an_earlier_one(
     spark: SparkSession, lake: str
 ) -> None:
-    LakeFiles(lake).begin()
     events, cut, at = next(filter(None, map(_lease_across, range(2, 50))))
-    put(LakeFiles(lake), events[:cut], "j", 0)
+    put(lake, events[:cut], 0)
     assert audit_lake(spark, lake).violations == 0
     events[at] = msgspec.structs.replace(events[at], worker_id="somebody else")
-    put(LakeFiles(lake), events[cut:], "j", int(events[cut - 1].seq))
+    put(lake, events[cut:], int(events[cut - 1].seq))
     result = audit_lake(spark, lake)
     assert result.jobs == len({event.job_id for event in events})
     assert result.broken == ["I8"]
-    found = violations(spark, LakeFiles(lake))
+    found = violations(spark, Lake(lake))
     assert found is not None
     (row,) = found.collect()
     assert row.job_id == events[at].job_id
@@ -245,24 +238,36 @@ def _lease_across(seed: int) -> tuple[list[JournalEvent], int, int] | None:
     return None
 
 
-def test_a_run_that_was_killed_leaves_no_trace(spark: SparkSession, lake: str) -> None:
-    files = LakeFiles(lake)
-    files.begin()
-    put(files, HISTORY, "j", 0)
+def test_a_run_that_was_killed_is_made_good_by_the_next(spark: SparkSession, lake: str) -> None:
+    """Killed after the first of its tables."""
+    put(lake, HISTORY, 0)
     update_tables(spark, lake)
-    before = contents(lake)
-    (path,) = read_manifest(files).of("jobs", ["2026-11-16"])
-    left = pq.read_table(f"{lake}/{path}", partitioning=None)
-    files.write_table("tables/jobs/day=2026-11-16/000002-0000.parquet", left)
-    put(
-        files,
-        [msgspec.structs.replace(e, job_id="b", seq=f"{3000 + n}") for n, e in enumerate(HISTORY)],
-        "j",
-        2500,
-    )
+    others = [
+        msgspec.structs.replace(e, job_id="b", seq=f"{3000 + n}") for n, e in enumerate(HISTORY)
+    ]
+    put(lake, others, int(HISTORY[-1].seq))
+    place = Lake(lake)
+    for file in table_files():
+        if file.key:
+            merge(spark, place, file, place.events.positions(["j"]), scratch=False)
+            break
     update_tables(spark, lake)
-    assert len(contents(lake)["jobs"]) == 2
-    assert contents(lake) != before
+    bit_by_bit = contents(lake)
+    assert len(bit_by_bit["jobs"]) == 2
+    update_tables(spark, lake, scratch=True)
+    assert contents(lake) == bit_by_bit
+
+
+def test_a_target_is_kept_and_another_one_counts_for_all_days(
+    spark: SparkSession, lake: str
+) -> None:
+    put(lake, HISTORY, 0)
+    update_tables(spark, lake, targets={"q": 2_499})
+    assert Lake(lake).read(spark, "slo").collect()[0].within == 0
+    assert not update_tables(spark, lake).is_new
+    update_tables(spark, lake, targets={"": 2_500})
+    (row,) = Lake(lake).read(spark, "slo").collect()
+    assert (row.target_ms, row.within) == (2_500, 1)
 
 
 def test_tables_of_a_folder_that_is_no_lake_are_refused(

@@ -9,9 +9,8 @@ from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Queue
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import event_files
-from tenure.pipeline.schema import ARROW
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.schema import GAPS
 
 # Spark for a few rows: they are done before Java code for them would be written and compiled.
 SMALL = {
@@ -88,9 +87,7 @@ async def retry_all(url: str, job_ids: Sequence[str]) -> list[str]:
 
 def lake_rows(lake: str) -> list[dict[str, object]]:
     """Every event of the lake by journal and place, read without Spark."""
-    files = LakeFiles(lake)
-    table = files.read_table([file.path for file in event_files(files)], ARROW)
-    rows: list[dict[str, object]] = table.to_pylist()
+    rows = [row for row in Lake(lake).events.rows() if row["journal"] != GAPS]
     return sorted(rows, key=lambda row: (row["journal"], row["pos"]))  # type: ignore[arg-type,return-value]
 
 

@@ -108,10 +108,10 @@ def _audit_anything(
     if history:
         return _of_events(spark, urls, files, quiesced=quiesced, partial=partial, show=show)
     from tenure.pipeline.audit.lakes import audit_lake, violations
-    from tenure.pipeline.lake.files import LakeFiles
+    from tenure.pipeline.lake.place import Lake
 
     audited = audit_lake(spark, lake, full=full, quiesced=quiesced)
-    return audited, _shown(violations(spark, LakeFiles(lake)), show)
+    return audited, _shown(violations(spark, Lake(lake)), show)
 
 
 def _of_events(
@@ -204,10 +204,6 @@ def pipeline_command() -> None:
 @click.option(
     "--max-rows", default=1_000_000, show_default=True, help="Approximate rows of a batch."
 )
-@click.option(
-    "--format", "table_format", type=click.Choice(["parquet", "delta"]), default=None,
-    help="delta: keep a Delta log beside the Parquet files, from now on.",
-)  # fmt: skip
 @click.option("--release", is_flag=True, help="End the capture: the store may trim again.")
 @click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
 @_spark_options
@@ -218,7 +214,6 @@ def capture_command(
     once: bool,
     every: float,
     max_rows: int,
-    table_format: str | None,
     release: bool,
     reader: str,
     as_json: bool,
@@ -246,7 +241,7 @@ def capture_command(
         try:
             done = capture(
                 opened, lake, chosen, once=once, every_s=every, max_rows=max_rows,
-                table_format=table_format or "", tell=note,
+                tell=note,
             )  # fmt: skip
         except KeyboardInterrupt:
             note("stopped; the next capture goes on from here")
@@ -269,7 +264,7 @@ def tables_command(
     """Make attempts, jobs, hourly metrics and slo, or bring them up to date with the lake."""
     with _session(spark) as opened:
         done = _tables(opened, lake, scratch, targets)
-    answer(as_json, done, f"run {done.run}: {', '.join(done.days) or 'nothing new'}")
+    answer(as_json, done, ", ".join(done.days) or "nothing new")
 
 
 def _tables(spark: SparkSession, lake: str, scratch: bool, targets: tuple[str, ...]) -> Any:
@@ -429,9 +424,9 @@ def replay_command(
     """
     with _session(spark) as opened:
         from tenure.pipeline import replay as replaying
-        from tenure.pipeline.lake.files import LakeFiles
+        from tenure.pipeline.lake.place import Lake
 
-        files = LakeFiles(lake)
+        files = Lake(lake)
         files.require()
         _tables(opened, lake, False, ())  # else what was captured since would not be found
         rows = replaying.chosen(opened, files, where)

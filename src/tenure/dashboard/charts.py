@@ -277,10 +277,6 @@ class LakeHistory(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
 
 
-class _Manifest(msgspec.Struct, frozen=True):
-    files: dict[str, dict[str, list[str]]] = {}
-
-
 class _AuditTotal(msgspec.Struct, frozen=True):
     verdicts: list[InvariantResult] = []
 
@@ -296,37 +292,61 @@ def read_history(lake: str, *, queue: str = "") -> LakeHistory:
         return LakeHistory(
             lake=lake, missing="name a lake in a local folder: the setting gateway.lake"
         )
-    if not (folder / "lake.json").exists():
+    if not _is_table(folder / "events"):
         missing = f"there is no lake in {lake} yet: tenure pipeline capture fills one"
         return LakeHistory(lake=lake, missing=missing)
-    audit = _json(folder / "audit" / "state.json", _AuditState())
-    manifest = _json(folder / "tables" / "_manifest.json", _Manifest())
-    by_day = manifest.files.get("metrics_hourly", {})
-    newest = sorted(by_day, reverse=True)[:_DAYS_MAX]
-    hours: list[Hour] = []
-    missing = "" if by_day else "the lake has no tables yet: tenure pipeline tables makes them"
+    if not _is_table(folder / "metrics_hourly"):
+        missing = "the lake has no tables yet: tenure pipeline tables makes them"
+        return LakeHistory(lake=lake, missing=missing)
     try:
-        hours = _hours(_rows([folder / path for day in newest for path in by_day[day]]), queue)
+        return LakeHistory(
+            lake=lake,
+            hours=_hours(_newest(folder / "metrics_hourly"), queue),
+            verdicts=_verdicts(folder / "audit_runs"),
+            gaps=len(_rows(folder / "events", "journal", ["gaps"])),
+        )
     except UsageError as error:
-        missing = str(error)
-    return LakeHistory(
-        lake=lake,
-        hours=hours,
-        verdicts=audit.total.verdicts if audit.total else [],
-        gaps=len(list((folder / "gaps").glob("*.json"))),
-        missing=missing,
-    )
+        return LakeHistory(lake=lake, missing=str(error))
 
 
-def _rows(paths: list[Path]) -> list[dict[str, Any]]:
-    if not paths:
+def _is_table(folder: Path) -> bool:
+    return (folder / "_delta_log").is_dir()
+
+
+def _newest(folder: Path) -> list[dict[str, Any]]:
+    days = sorted({each["day"] for each in _table(folder).partitions()}, reverse=True)
+    return _rows(folder, "day", days[:_DAYS_MAX])
+
+
+def _verdicts(folder: Path) -> list[InvariantResult]:
+    if not _is_table(folder):
         return []
+    runs = _table(folder).to_pyarrow_table().to_pylist()
+    last = max(runs, key=lambda row: int(row["run"]), default={"state": "{}"})
     try:
-        import pyarrow.parquet as parquet
+        state = msgspec.json.decode(last["state"], type=_AuditState)
+    except msgspec.MsgspecError:  # of another version
+        return []
+    return state.total.verdicts if state.total else []
+
+
+def _rows(folder: Path, column: str, values: list[str]) -> list[dict[str, Any]]:
+    """The rows of some partitions of a table."""
+    chosen = [(column, "in", values)]
+    rows = _table(folder).to_pyarrow_dataset(file_pruning_predicate=chosen).to_table()
+    found: list[dict[str, Any]] = rows.to_pylist() if values else []
+    return found
+
+
+def _table(folder: Path) -> Any:
+    try:
+        import pyarrow as pa  # noqa: F401 # the next one needs it, and says so late
+        from deltalake import DeltaTable
     except ModuleNotFoundError:
-        raise UsageError("pyarrow reads the tables; pip install 'tenure[history]'") from None
-    # Each file separately: as a data set, the name of its folder would become a column.
-    return [row for path in paths for row in parquet.ParquetFile(path).read().to_pylist()]
+        raise UsageError(
+            "deltalake and pyarrow read the tables; pip install 'tenure[history]'"
+        ) from None
+    return DeltaTable(folder)
 
 
 def _hours(rows: list[dict[str, Any]], queue: str) -> list[Hour]:
@@ -342,11 +362,3 @@ def _hours(rows: list[dict[str, Any]], queue: str) -> list[Hour]:
             setattr(hour, name, max(getattr(hour, name), float(row.get(name) or 0)))
     newest = sorted(found.values(), key=lambda hour: (-hour.hour_ms, hour.contract, hour.queue))
     return newest[:_HOURS_MAX]
-
-
-def _json(path: Path, default: Any) -> Any:
-    """The file as the type of `default`, or `default` if it is missing or of another version."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=type(default))
-    except (OSError, msgspec.MsgspecError):
-        return default

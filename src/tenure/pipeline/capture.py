@@ -1,43 +1,42 @@
-"""Capture: follows journals into the lake, exactly once, across any crash.
+"""Capture: one streaming query that follows journals into the table of events, exactly once.
 
-One streaming query reads all journals. Its checkpoint is stored in the lake, so that the two cannot
-be separated. If Spark cannot write there (a bucket), the checkpoint is temporary: the lake itself
-records how far it has come. A gap is recorded in the lake when it is found, and reported.
+    readStream.format("tenure") -> foreachBatch -> events.append_events
+
+The table itself says how far it goes (`lake.table`): the query begins there, and a batch is
+committed only if it begins where the table ends. So a crash at any moment, a repeated batch, and
+a second capture of the same journals are harmless, and the checkpoint of Spark can be temporary.
+What was trimmed before it could be read is a row of type `gap` among the events.
 """
 
 from __future__ import annotations
 
-import tempfile
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.pipeline.lake.compact import compact
-from tenure.pipeline.lake.delta import keep_log, publish
-from tenure.pipeline.lake.feed import RangeFeed
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import event_files
-from tenure.pipeline.lake.progress import CHECKPOINT, Progress, all_progress, committed, gaps
-from tenure.pipeline.lake.reach import is_reached
-from tenure.pipeline.lake.reader import known_reader, reader_of
-from tenure.pipeline.lake.sink import LakeSink, tell_store
-from tenure.pipeline.source.offsets import Gap
-from tenure.pipeline.source.opening import journal_name
+from tenure.core.journal import StreamFormat
+from tenure.core.registry import journal_format, parse_url
+from tenure.pipeline.lake.delta_rs import MOVED
+from tenure.pipeline.lake.place import Lake, url_property
+from tenure.pipeline.schema import position_text
+from tenure.pipeline.source.offsets import Gap, Mark, epoch_name, write_offset
+from tenure.pipeline.source.opening import journal_name, open_reader
 from tenure.pipeline.source.range_reader import BEGINNING
 from tenure.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 MAX_ROWS = 1_000_000
 EVERY_S = 5.0
-_LOOK_S = 0.25
-_COMPACT_EVERY_S = 60.0
+_LOOK_S = 0.5
+_WAIT_S = 5.0
+_OPTIMIZE_EVERY = 64
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,141 +49,99 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 def capture(
     spark: SparkSession,
-    lake: str,
+    address: str,
     urls: Sequence[str],
     *,
     once: bool = False,
     every_s: float = EVERY_S,
     max_rows: int = MAX_ROWS,
     parts: int = 0,
-    table_format: str = "",
     tell: Callable[[str], None] = lambda _text: None,
     until: Callable[[], bool] = lambda: False,
 ) -> Captured:
     """Follow journals; with `once` up to what exists now, else until `until` returns True.
 
-    `tell` is called with every gap and with the progress. `table_format` "delta" keeps a Delta log
-    beside the files from then on.
+    `tell` is called with every gap, and when another capture of the same journals is waited for.
     """
-    files = LakeFiles(lake)
-    files.begin()
-    _check(files, urls)
-    spark.dataSource.register(RangeFeed)
-    spark.dataSource.register(LakeSink)
-    before = sum(each.rows for each in all_progress(files))
-    known = {str(gap) for gap in gaps(files)}
-    reader = reader_of(files)
-    tidy = _tidying(files, table_format)
-    _clear(files, urls)
-    tidy()
-    # From here on the stores do not trim what this lake lacks; a batch may have to be repeated.
-    _tell(files, urls, reader, lambda progress: progress.after)
-    with _checkpoint(spark, files) as checkpoint:
-        query = _start(
-            spark, files, reader, urls, checkpoint, once, every_s, max_rows, parts or _cores(spark)
-        )
-        try:
-            _watch(query, files, known, tell, until, tidy)
-        finally:
-            if query.isActive:
-                query.stop()
-    if once:  # no batch will be repeated: everything may be trimmed
-        _tell(files, urls, reader, lambda progress: progress.upto)
-    tidy()
-    total = sum(each.rows for each in all_progress(files))
-    new = [gap for gap in gaps(files) if str(gap) not in known]
+    _check(urls, address)
+    lake = Lake(address)
+    lake.begin()
+    lake.events.set_properties(
+        {url_property(journal_name(url)): parse_url(url).safe for url in urls}
+    )
+    before, known = sum(lake.journals().values()), {str(gap) for gap in lake.gaps()}
+    options = {
+        "urls": "\n".join(urls),
+        "consumer": lake.consumer(),
+        "max_rows": str(max_rows),
+        "parts": str(parts or _cores(spark)),
+        "markers": "true",
+        "fail_on_loss": "false",
+    }
+    seen = set(known)
+
+    def look() -> bool:
+        for gap in lake.gaps():
+            if str(gap) not in seen:
+                seen.add(str(gap))
+                tell(f"gap: {gap}")
+        return until()
+
+    # From here on the stores do not trim what this lake lacks.
+    _tell_stores(lake, urls)
+    while not _followed(_start(spark, lake, options, once, every_s), look):
+        tell("another capture writes the same journals into this lake; this one waits")
+        time.sleep(random.uniform(0, _WAIT_S))  # not a secret
+    if once:  # everything that is in the table may be trimmed
+        _tell_stores(lake, urls)
+    new = [gap for gap in lake.gaps() if str(gap) not in known]
+    total = sum(lake.journals().values())
     return Captured(events=total - before, total=total, gaps=new)
 
 
-def release(urls: Sequence[str], lake: str, reader: str = "") -> None:
+def release(urls: Sequence[str], address: str, consumer: str = "") -> None:
     """Stop capturing these queues into this lake: their stores may trim without regard to it.
 
-    `reader` is the name under which a store knows a lake that is gone.
+    `consumer` is the name under which a store knows a lake that is gone.
     """
-    name = reader or known_reader(LakeFiles(lake))
+    name = consumer or Lake(address).consumer() or address
     for url in urls:
-        tell_store(url, "", name or lake)
+        tell_store(url, "", name)
 
 
-def _tell(
-    files: LakeFiles, urls: Sequence[str], reader: str, kept: Callable[[Progress], str]
-) -> None:
-    """Tell each store up to which position its journal is in the lake."""
-    newest: dict[str, Progress] = {}
-    for each in sorted(all_progress(files), key=lambda each: each.epoch):
-        newest[each.journal] = each
+def starting_marks(lake: Lake, urls: Sequence[str]) -> dict[str, Mark]:
+    """Where the table ends in these journals; none for one that it does not know."""
+    found: dict[str, Mark] = {}
     for url in urls:
-        progress = newest.get(journal_name(url))
-        tell_store(url, (progress and kept(progress)) or BEGINNING, reader)
-
-
-def _tidying(files: LakeFiles, table_format: str) -> Callable[[], None]:
-    """The function that compacts files and updates the Delta log, if there is one."""
-    if not keep_log(files, table_format):
-        return lambda: _compacted(files)
-
-    def tidy() -> None:
-        # Small files are removed after the log names the large one.
-        compact(files, before_removing=lambda: publish(files))
-        publish(files)
-
-    return tidy
-
-
-def _compacted(files: LakeFiles) -> None:
-    compact(files)
-
-
-def _clear(files: LakeFiles, urls: Sequence[str]) -> None:
-    """Remove files that a killed capture wrote and did not commit; their events are read again.
-
-    With Spark's checkpoint this is not needed: the same ranges are read again, and their files
-    replace these.
-    """
-    if files.names(f"{CHECKPOINT}/offsets"):
-        return
-    ours = {journal_name(url) for url in urls}
-    upto = committed(files)
-    for file in event_files(files):
-        if file.journal.partition(".")[0] in ours and file.upto > upto.get(file.journal, 0):
-            files.remove(file.path)
-
-
-@contextmanager
-def _checkpoint(spark: SparkSession, files: LakeFiles) -> Iterator[str]:
-    """Where Spark keeps how far it has come."""
-    if is_reached(spark, files):
-        yield files.uri(CHECKPOINT)
-        return
-    with tempfile.TemporaryDirectory(prefix="tenure-checkpoint-") as folder:
-        yield f"file://{folder}"
+        journal = journal_name(url)
+        epoch = lake.events.epoch(journal)
+        if epoch < 0:
+            continue
+        name = epoch_name(journal, epoch)
+        (position,) = lake.events.positions([name]).values()
+        is_stream = isinstance(journal_format(url), StreamFormat)
+        upto = position_text(position, is_stream=is_stream)
+        found[journal] = Mark(upto=upto, added=lake.events.units(name), epoch=epoch)
+    return found
 
 
 def _start(
-    spark: SparkSession,
-    files: LakeFiles,
-    reader: str,
-    urls: Sequence[str],
-    checkpoint: str,
-    once: bool,
-    every_s: float,
-    max_rows: int,
-    parts: int,
+    spark: SparkSession, lake: Lake, options: Mapping[str, str], once: bool, every_s: float
 ) -> StreamingQuery:
-    ranges = (
-        spark.readStream.format("tenure-ranges")
-        .option("lake", files.address)
-        .option("urls", "\n".join(urls))
-        .option("parts", str(parts))
-        .option("max_rows", str(max_rows))
-        .load()
-    )
+    urls = options["urls"].splitlines()
+    marks = msgspec.json.encode(write_offset(starting_marks(lake, urls))).decode()
+    events = lake.events
+
+    def append(batch: DataFrame, number: int) -> None:
+        events.append_events(batch)
+        if number % _OPTIMIZE_EVERY == _OPTIMIZE_EVERY - 1:
+            events.optimize()  # small files become large ones
+
+    stream = spark.readStream.format("tenure").options(**options)
     writer = (
-        ranges.writeStream.format("tenure-lake")
-        .option("lake", files.address)
-        .option("reader", reader)
-        .option("checkpointLocation", checkpoint)
-        .outputMode("append")
+        stream.option("starting_offsets", marks)
+        .load()
+        .writeStream.foreachBatch(append)
         .queryName("tenure-capture")
     )
     if once:
@@ -192,36 +149,47 @@ def _start(
     return writer.trigger(processingTime=f"{every_s} seconds").start()
 
 
-def _watch(
-    query: StreamingQuery,
-    files: LakeFiles,
-    known: set[str],
-    tell: Callable[[str], None],
-    until: Callable[[], bool],
-    tidy: Callable[[], None],
-) -> None:
-    seen = set(known)
-    compacted_s = time.monotonic()
-    ended = False
-    while not ended and not until():
+def _followed(query: StreamingQuery, look: Callable[[], bool]) -> bool:
+    """Wait until the query ends, or `look` wants it to; False if another capture overtook it."""
+    try:
         with one_line():
-            ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
-        for gap in gaps(files):
-            if str(gap) not in seen:
-                seen.add(str(gap))
-                tell(f"gap: {gap}")
-        if time.monotonic() - compacted_s > _COMPACT_EVERY_S:
-            tidy()
-            compacted_s = time.monotonic()
+            while not query.awaitTermination(_LOOK_S):  # type: ignore[arg-type]
+                if look():
+                    break
+            look()
+    except Exception as error:
+        if MOVED in str(error):
+            return False
+        raise
+    finally:
+        if query.isActive:
+            query.stop()
+    return True
 
 
-def _check(files: LakeFiles, urls: Sequence[str]) -> None:
+def tell_store(url: str, upto: str, consumer: str) -> None:
+    """Tell a store that it may trim up to here; "" ends its waiting for the consumer."""
+    reader = open_reader(url)
+    try:
+        reader.captured(upto, consumer)
+    finally:
+        reader.close()
+
+
+def _tell_stores(lake: Lake, urls: Sequence[str]) -> None:
+    marks = starting_marks(lake, urls)
+    for url in urls:
+        mark = marks.get(journal_name(url))
+        tell_store(url, (mark and mark.upto) or BEGINNING, lake.consumer())
+
+
+def _check(urls: Sequence[str], address: str) -> None:
     if not urls:
         raise UsageError("capture needs at least one queue URL")
     names = [journal_name(url) for url in urls]
     if len(set(names)) < len(names):
         raise UsageError("two of these URLs name the same journal; name each once")
-    if not files.lake:
+    if not address:
         raise UsageError("capture needs a lake: --lake PATH")
 
 

@@ -14,26 +14,29 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.registry import machines
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import EventFile, event_files
-from tenure.pipeline.lake.reach import require_reach
-from tenure.pipeline.schema import COLUMNS, DDL, NAMES
+from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.schema import COLUMNS, DDL, GAPS, NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-def lake_events(
-    spark: SparkSession, lake: LakeFiles, files: Sequence[EventFile] | None = None
-) -> DataFrame:
-    """The events of some files of the lake, or of all of them, with their `day`."""
-    chosen = event_files(lake) if files is None else files
-    if not chosen:
-        return spark.createDataFrame([], f"{DDL}, day string")
-    require_reach(spark, lake)
-    paths = [lake.uri(file.path) for file in chosen]
-    rows = spark.read.schema(DDL).option("basePath", lake.uri("events")).parquet(*paths)
-    return filled(rows).withColumn("day", day_of(F.col("ts_ms")))
+def lake_events(spark: SparkSession, lake: Lake, where: str = "") -> DataFrame:
+    """The events of a lake; those of a condition (`between`) if there is one."""
+    lake.require()
+    rows = lake.events.read(spark, where)
+    return filled(rows if where else rows.where(F.col("journal") != GAPS))
+
+
+def between(after: Mapping[str, int], upto: Mapping[str, int]) -> str:
+    """The condition for events of journals after some positions, up to others."""
+    return (
+        " or ".join(
+            f"(journal = '{journal}' and pos > {after.get(journal, 0):d} and pos <= {position:d})"
+            for journal, position in upto.items()
+        )
+        or "journal = ''"
+    )
 
 
 def journal_events(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
@@ -93,16 +96,18 @@ def in_states(state: Column, kind: str) -> Column:
     return F.concat(F.col("contract"), F.lit("/"), state).isin(words)
 
 
-def positions_after(rows: DataFrame, after: Mapping[str, int]) -> DataFrame:
-    """Only the events after these positions of the journals."""
-    if not after:
-        return rows
-    passed = F.create_map(*(F.lit(each) for pair in after.items() for each in pair))
-    return rows.where(F.col("pos") > F.coalesce(passed[F.col("journal")], F.lit(0)))
+def with_kinds(rows: DataFrame) -> DataFrame:
+    """With `from_kind` and `to_kind`: whether a state is waiting, running or final."""
+    for kind, state in (("from_kind", "from_state"), ("to_kind", "to_state")):
+        running, final = (in_states(F.col(state), each) for each in ("running", "final"))
+        word = F.when(running, "running").when(final, "final").otherwise("waiting")
+        rows = rows.withColumn(kind, word)
+    return rows
 
 
 __all__ = [
     "NAMES",
+    "between",
     "conformed",
     "day_of",
     "file_events",
@@ -110,5 +115,5 @@ __all__ = [
     "in_states",
     "journal_events",
     "lake_events",
-    "positions_after",
+    "with_kinds",
 ]

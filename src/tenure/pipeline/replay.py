@@ -17,19 +17,14 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.core.errors import NotFound, UsageError
+from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import open_ledger
 from tenure.core.seam import Ledger
-from tenure.pipeline.events import lake_events
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.progress import all_progress
-from tenure.pipeline.source.offsets import epoch_name
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.source.opening import journal_name
 from tenure.pipeline.source.submitting import submit_all
 from tenure.pipeline.spark_errors import one_line
-from tenure.pipeline.tables import jobs
-from tenure.pipeline.tables.reading import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,12 +44,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
 
 
-def chosen(spark: SparkSession, lake: LakeFiles, where: str) -> DataFrame:
+def chosen(spark: SparkSession, lake: Lake, where: str) -> DataFrame:
     """Ended jobs by a condition in SQL on the columns of the table `jobs`."""
-    try:
-        rows = table(spark, lake, "jobs")
-    except NotFound:
-        rows = jobs.shown(jobs.jobs_of(lake_events(spark, lake)))
+    rows = lake.read(spark, "jobs")
     with one_line():
         return rows.where(F.col("is_final") & (F.col("state") != "removed")).where(where)
 
@@ -66,18 +58,11 @@ def counted(rows: DataFrame) -> list[dict[str, Any]]:
         return [row.asDict() for row in rows.groupBy(*by).count().orderBy(*by).collect()]
 
 
-def sources(lake: LakeFiles, urls: Sequence[str]) -> dict[str, str]:
+def sources(lake: Lake, urls: Sequence[str]) -> dict[str, str]:
     """The store behind each journal: one of the URLs given, else the one it was captured from."""
-    known = {
-        epoch_name(each.journal, each.epoch): each.url
-        for each in all_progress(lake)
-        if ":***@" not in each.url
-    }
-    for url in urls:
-        for each in all_progress(lake):
-            if each.journal == journal_name(url):
-                known[epoch_name(each.journal, each.epoch)] = url
-    return known
+    given = {journal_name(url): url for url in urls}
+    named = {name: given.get(name.partition(".")[0], "") for name in lake.journals()}
+    return lake.urls() | {name: url for name, url in named.items() if url}
 
 
 def replay(

@@ -16,6 +16,10 @@ import pyarrow as pa
 from tenure.core.journal import JournalEvent
 
 SCHEMA_VERSION = 1
+# Types of rows that are no events: see `source.journal.markers_of`.
+OFFSET, GAP = "offset", "gap"
+# Rows of gaps have this instead of a journal's name, so that they are found without a scan.
+GAPS = "gaps"
 
 _SHORT = {"ver", "attempt", "max_attempts", "priority"}
 
@@ -66,6 +70,21 @@ def position_number(seq: str) -> int:
         return 0
     ms, entry, line = found.groups()
     return stream_position_number(int(ms), int(entry), LINE_MAX if line is None else int(line))
+
+
+def position_text(number: int, *, is_stream: bool) -> str:
+    """The position that has this number.
+
+    >>> position_text(position_number("5-3"), is_stream=True), position_text(17, is_stream=False)
+    ('5-3', '17')
+    """
+    if not number:
+        return ""
+    if not is_stream:
+        return str(number)
+    entry = (number >> _LINE_BITS) & ENTRY_MAX
+    # The greatest stands for all that are as great.
+    return f"{number >> (_LINE_BITS + _ENTRY_BITS)}-{2**64 - 1 if entry == ENTRY_MAX else entry}"
 
 
 def stream_position_number(ms: int, entry: int, line: int) -> int:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tenure.core.errors import UsageError
-from tenure.pipeline.fork_server import launcher
 from tenure.pipeline.java import find_java
 from tenure.store.files import private_folder, why_untrusted
 
@@ -80,11 +79,11 @@ def open_session(
 
 def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
     """Register the data sources with a session that was opened elsewhere."""
-    from tenure.pipeline.lake.sink import LakeSink
+    from tenure.pipeline.lake.delta_rs import DeltaRs
     from tenure.pipeline.source.journal import TenureSource
 
     spark.dataSource.register(TenureSource)
-    spark.dataSource.register(LakeSink)
+    spark.dataSource.register(DeltaRs)
     # Filters reach a Python source only if asked for.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -142,7 +141,7 @@ def _classic(
     builder = kind.builder.appName("tenure").master(settings.master)
     for name, value in (conf | dict(settings.conf)).items():
         builder = builder.config(name, value)
-    with _python(launcher() if is_local else sys.executable):
+    with _python(sys.executable):
         return builder.getOrCreate()
 
 

@@ -198,14 +198,12 @@ def test_every_python_that_is_started_is_kept_from_the_current_folder() -> None:
 
 def test_a_python_of_spark_imports_nothing_from_a_folder_of_others(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from tenure.pipeline.fork_server import Request, _become\n"
-        "ask = ['-c', 'import sys; print(sys.path)']\n"
-        "_become(Request(argv=ask, env=dict(os.environ), cwd=sys.argv[1]), [])"
+        "import subprocess, sys; from tenure.pipeline.session import _python\n"
+        "with _python(sys.executable):\n"
+        "    subprocess.run([sys.executable, '-c', 'import sys; print(sys.path)'])"
     )
     for mode, is_there in ((0o755, True), (0o1777, False)):
         tmp_path.chmod(mode)
-        words = [sys.executable, "-P", "-c", code, str(tmp_path)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        path = ast.literal_eval(done.stdout)
-        assert (path[-1] == str(tmp_path)) is is_there
-        assert str(tmp_path) not in path[:-1]
+        words = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert ("" in ast.literal_eval(done.stdout)) is is_there

@@ -1,13 +1,14 @@
-"""The history page reads the lake's files themselves, in the layout that the pipeline writes."""
+"""The history page reads the lake's Delta tables themselves, as the pipeline writes them."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from deltalake import write_deltalake
 
 from tenure.dashboard.charts import read_history
 
@@ -25,30 +26,28 @@ def row(**fields: object) -> dict[str, object]:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
-    (tmp_path / "lake.json").write_text("{}")
-    files = {"metrics_hourly": {}}  # type: ignore[var-annotated]
-    for day, rows in {
-        "2026-01-01": [row(), row(worker_id="v", p95_run_ms=120.0)],
-        "2026-01-02": [row(hour_ms=HOUR_MS + 86_400_000, queue="mail", contract="bullmq", dead=2)],
-    }.items():
-        path = f"tables/metrics_hourly/day={day}/1.parquet"
-        (tmp_path / path).parent.mkdir(parents=True)
-        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / path)
-        files["metrics_hourly"][day] = [path]
-    # A file that no list names is left from a run that was killed: it must not be counted.
-    parquet.write_table(pa.Table.from_pylist([row()]), (tmp_path / path).parent / "stray.parquet")
-    (tmp_path / "tables" / "_manifest.json").write_text(json.dumps({"run": 3, "files": files}))
-    (tmp_path / "audit").mkdir()
-    verdict = {
-        "invariant": "I1",
-        "text": "one holder",
-        "contracts": "all",
-        "jobs": 9,
-        "violations": 0,
-    }
-    state = {"run": 1, "total": {"events": 30, "jobs": 9, "verdicts": [verdict]}}
-    (tmp_path / "audit" / "state.json").write_text(json.dumps(state))
+    rows = [
+        row(day="2026-01-01"),
+        row(day="2026-01-01", worker_id="v", p95_run_ms=120.0),
+        row(
+            day="2026-01-02", hour_ms=HOUR_MS + 86_400_000, queue="mail", contract="bullmq", dead=2
+        ),
+    ]
+    put(tmp_path / "metrics_hourly", rows, "day")
+    # A file that the log does not name is left from a run that was killed: it does not count.
+    left = next((tmp_path / "metrics_hourly").rglob("*.parquet"))
+    shutil.copy(left, left.with_name("left.parquet"))
+    put(tmp_path / "events", [{"journal": "gaps", "pos": 1}, {"journal": "a", "pos": 2}], "journal")
+    verdict = {"invariant": "I1", "text": "one holder", "contracts": "all", "jobs": 9,
+               "violations": 0}  # fmt: skip
+    states = [{}, {"total": {"events": 30, "jobs": 9, "verdicts": [verdict]}}]
+    runs = [{"run": str(n + 9), "state": json.dumps(state)} for n, state in enumerate(states)]
+    put(tmp_path / "audit_runs", runs, "run")
     return tmp_path
+
+
+def put(folder: Path, rows: list[dict[str, object]], by: str) -> None:
+    write_deltalake(folder, pa.Table.from_pylist(rows), partition_by=by)
 
 
 def test_hours_are_summed_over_tasks_and_workers_newest_first(lake: Path) -> None:
@@ -59,6 +58,7 @@ def test_hours_are_summed_over_tasks_and_workers_newest_first(lake: Path) -> Non
     ]
     assert past.hours[1].p95_run_ms == 120.0
     assert not past.missing
+    assert past.gaps == 1
 
 
 def test_one_queue_is_chosen_by_either_of_its_names(lake: Path) -> None:
@@ -73,6 +73,6 @@ def test_the_last_audit_is_shown_with_its_invariants(lake: Path) -> None:
 
 def test_what_is_missing_is_said_with_the_command_that_makes_it(lake: Path, tmp_path: Path) -> None:
     assert "pipeline capture" in read_history(str(tmp_path / "nowhere")).missing
-    (lake / "tables" / "_manifest.json").unlink()
+    shutil.rmtree(lake / "metrics_hourly")
     assert "pipeline tables" in read_history(str(lake)).missing
     assert "gateway.lake" in read_history("s3://bucket/lake").missing

@@ -8,28 +8,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.core.registry import parse_url
 from tenure.pipeline.audit.lines import violations_of
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.progress import all_progress
-from tenure.pipeline.source.offsets import epoch_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 NOT_HERE = "no journal of an outbox is here"
 _OUTBOX = "/outbox"
-
-
-def outbox_journals(lake: LakeFiles) -> set[str]:
-    """The journals of a lake that are those of outboxes."""
-    return {
-        epoch_name(each.journal, each.epoch) for each in all_progress(lake) if _is_one(each.url)
-    }
-
-
-def _is_one(url: str) -> bool:
-    return "://" in url and parse_url(url).options.get("box") == "outbox"
 
 
 def outbox_events(events: DataFrame) -> DataFrame | None:

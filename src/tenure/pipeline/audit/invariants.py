@@ -1,10 +1,8 @@
-"""All invariants by number: those that a journal can show, and why it cannot show the others.
+"""The invariants that a journal can show, by number: those of `core.journal`, and some over jobs.
 
-The first are the invariants of `core.journal`. Each names the columns it needs. A history that
-lacks one (of another system, or a step that a foreign client made) is not checked for it.
-Invariants that no journal can show are listed too, with the reason; the chaos tests check them,
-because they also watch clients, faults and the store. In both cases the jobs are counted as not
-observable.
+Each names the columns it needs. A history that lacks one (of another system, or a step that a
+foreign client made) is not checked for it. What no journal can show is listed in
+docs/howto/pipeline.md with the tests that show it.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ class Invariant(msgspec.Struct, frozen=True):
     text: str
     needs: tuple[str, ...]
     contracts: tuple[str, ...] = ALL
-    reason: str = ""
-    """Why a journal does not show it; empty for those that are checked."""
 
 
 _STEP = ("ver", "from_state", "to_state")
@@ -59,47 +55,8 @@ JUDGED = (
     Invariant("I35", "time: the store's clock does not go back", ("pos", "ts_ms"), TIMED),
 )
 
-
-def _elsewhere(number: str, text: str, reason: str) -> Invariant:
-    return Invariant(number, text, (), ALL, reason)
-
-
-_NO_CLIENTS = "what clients sent and were answered is not in the journal"
-_NO_STORE = "it takes a scan of the store beside the journal"
-_NO_OUTBOX = "deliveries have a record of their own"
-_NO_SECRETS = "the journal holds no payload, key or credential"
-
-NOT_OBSERVABLE = (
-    _elsewhere("I2", "no invention: every job was asked for", _NO_CLIENTS),
-    _elsewhere("I9", "a stale writer is told so", _NO_CLIENTS),
-    _elsewhere(
-        "I15", "liveness: what is due goes on in time", "whether anybody served is not in it"
-    ),
-    _elsewhere("I16", "acknowledged only after the commit", "acknowledgements leave no event"),
-    _elsewhere("I17", "agreement: no job without its message", _NO_STORE),
-    _elsewhere("I18", "a job's own events are those of the journal", _NO_STORE),
-    _elsewhere("I19", "the stored state is that of the last event", _NO_STORE),
-    _elsewhere("I20", "nothing expires before its end", _NO_STORE),
-    _elsewhere("I21", "one job per idempotency key", _NO_CLIENTS),
-    _elsewhere("I23", "group: no more run than its limit", "the limits of groups are not in it"),
-    _elsewhere("I25", "backpressure: no deeper than the cap", "the cap is not in the journal"),
-    _elsewhere("I26", "outbox: a message for every step", _NO_OUTBOX),
-    _elsewhere("I27", "every message ends delivered or dead", _NO_OUTBOX),
-    _elsewhere("I29", "signed, in time, no nonce twice", _NO_OUTBOX),
-    _elsewhere("I30", "credentials: versions only rise", _NO_SECRETS),
-    _elsewhere("I31", "no key and nonce twice", _NO_SECRETS),
-    _elsewhere("I32", "no secret in any record", _NO_SECRETS),
-    _elsewhere("I33", "isolation: nobody sees another's jobs", _NO_CLIENTS),
-    _elsewhere("I34", "resources: nothing is left over", "files and traffic leave no event"),
-    _elsewhere("I36", "conservation: the store counts what the journal counts", _NO_STORE),
-)
-INVARIANTS = tuple(
-    sorted((*JUDGED, *NOT_OBSERVABLE), key=lambda each: int(each.number.removeprefix("I")))
-)
+INVARIANTS = JUDGED
 BY_NUMBER = {invariant.number: invariant for invariant in INVARIANTS}
-
-# Of every event: without these no history can be checked at all.
-CHAIN_NEEDS = tuple(dict.fromkeys((*_STEP, *_FENCE, *_LEASE, "attempt", "ts_ms")))
 
 
 def applies_to(invariant: Invariant) -> str:

@@ -1,8 +1,8 @@
 """Incremental audits of a lake: each run reads only new events and the open jobs of the last run.
 
-Jobs that are proven and have ended are not checked again. Violations stay in
-`audit/<run>/violations`. The proof rows of open jobs are stored beside them. `audit/state.json`
-says which run is the last.
+Jobs that are proven and have ended are not checked again. A run writes what it found (table
+`violations`), the proofs of open jobs (`audit_open`), and last its summary (`audit_runs`): rows of
+a run that has no summary do not count, and the next run replaces them.
 """
 
 from __future__ import annotations
@@ -11,35 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.pipeline.audit.deliveries import outbox_journals
-from tenure.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
-from tenure.pipeline.audit.read_plan import plan_reads
-from tenure.pipeline.audit.run import Audit, Audited, History, Verdict
-from tenure.pipeline.events import lake_events
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import EventFile, event_files
-from tenure.pipeline.lake.progress import all_progress, gaps
-from tenure.pipeline.lake.reach import require_reach
-from tenure.pipeline.source.offsets import epoch_name
-from tenure.pipeline.tables.update import committed
+from tenure.pipeline.audit.explain import VIOLATIONS
+from tenure.pipeline.audit.run import ROW, Audit, Audited, History, Verdict
+from tenure.pipeline.events import between, lake_events
+from tenure.pipeline.lake.place import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-AUDIT = "audit"
-_STATE = f"{AUDIT}/state.json"
 # The version of the stored rows and of the checks: another version means a full audit.
-FORM = 4
-_FEW = 50_000
+FORM = 5
+_RUN = pa.field("run", pa.string())
+_RUNS = pa.schema([_RUN, ("state", pa.string())])
+_OPEN = pa.schema([*((name, pa.int64()) for name in ROW), _RUN])
+_FOUND = pa.schema([*VIOLATIONS, _RUN])
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after the last audit of a lake."""
+    """The state after an audit of a lake; `runs` are those whose violations count."""
 
-    form: int = 1
+    form: int = FORM
     run: int = 0
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     runs: list[int] = []
     ended: dict[str, int] = {}
     carried_events: int = 0
@@ -47,100 +43,97 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit_lake(
-    spark: SparkSession, lake_path: str, *, full: bool = False, quiesced: bool = False
+    spark: SparkSession, address: str, *, full: bool = False, quiesced: bool = False
 ) -> Audited:
     """Audit what is new in a lake, or all of it; the summary is of everything so far."""
-    lake = LakeFiles(lake_path)
+    lake = Lake(address)
     lake.require()
     before = read_state(lake)
     # Whether every job has ended can only be asked of all of them.
     is_new = full or quiesced or before.form != FORM
     known = State(run=before.run) if is_new else before
-    require_reach(spark, lake)
-    now = committed(lake)
-    settled = [file for file in event_files(lake) if file.upto <= now.get(file.journal, 0)]
-    fresh = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
-    if known.total is not None and not fresh:
+    upto = lake.events.positions(list(lake.journals()))
+    if known.total is not None and known.positions == upto:
         return known.total
-    history = History(
-        new=plan_reads(lake, fresh, known.places),
-        all=lambda: lake_events(spark, lake, settled),
-        carried=_carried(spark, lake, known),
-        cut=cut_journals(lake),
-        quiesced=quiesced,
-        outbox=_outbox(spark, lake, settled),
-        checked_upto=known.places,
-    )
     run = before.run + 1
-    audit = Audit(spark, history)
+    audit = Audit(spark, _history(spark, lake, known, upto, quiesced=quiesced))
     try:
-        folder = f"{AUDIT}/{run:06d}"
-        if audit.is_clean:
-            lake.write_table(f"{folder}/violations/none.parquet", VIOLATIONS.empty_table())
-        else:
-            audit.violations.write.mode("overwrite").parquet(lake.uri(f"{folder}/violations"))
-        _write_carried(lake, f"{folder}/carried", audit)
-        state, total = _after(known, audit, run, now)
+        _store(lake, "violations", _FOUND, None if audit.is_clean else audit.violations, run)
+        _store(lake, "audit_open", _OPEN, audit.carry(), run)
+        state, total = _after(known, audit, run, upto)
     finally:
         audit.close()
-    lake.write_json(_STATE, state)
+    runs = lake.table("audit_runs")
+    runs.create(_RUNS, "run")
+    row = {"run": str(run), "state": msgspec.json.encode(state).decode()}
+    runs.put(pa.Table.from_pylist([row], _RUNS), "run")
     _tidy(lake, state)
     return total
 
 
-def bytes_to_read(lake_path: str, *, full: bool) -> int | None:
-    """How much an audit of the lake would read; None where only the store of the lake knows."""
-    if "://" in lake_path:
+def bytes_to_read(address: str, *, full: bool) -> int | None:
+    """How much an audit of the lake would read at most; None where only the bucket knows."""
+    folder = Path(address) / "events"
+    if "://" in address or not folder.is_dir():
         return None
-    lake = LakeFiles(lake_path)
-    places = {} if full else read_state(lake).places
-    fresh = (file for file in event_files(lake) if file.upto > places.get(file.journal, 0))
-    return sum((Path(lake_path) / file.path).stat().st_size for file in fresh)
+    lake = Lake(address)
+    upto = lake.events.positions(list(lake.journals()))
+    return lake.events.size(between({} if full else read_state(lake).positions, upto))
 
 
-def read_state(lake: LakeFiles) -> State:
+def read_state(lake: Lake) -> State:
     """What is known; empty before the first audit."""
-    kept = lake.read_json(_STATE)
-    return msgspec.convert(kept, State) if kept is not None else State()
+    rows = lake.table("audit_runs").rows()
+    if not rows:
+        return State()
+    last = max(rows, key=lambda row: int(row["run"]))
+    return msgspec.json.decode(last["state"], type=State)
 
 
-def violations(spark: SparkSession, lake: LakeFiles) -> DataFrame | None:
+def violations(spark: SparkSession, lake: Lake) -> DataFrame | None:
     """All that was found and still counts; None before the first audit."""
     state = read_state(lake)
-    paths = [lake.uri(f"{AUDIT}/{run:06d}/violations") for run in state.runs]
-    return spark.read.schema(VIOLATIONS_DDL).parquet(*paths) if paths else None
-
-
-def cut_journals(lake: LakeFiles) -> list[str]:
-    """Journals that were not captured from their first entry on, or have a gap."""
-    names = {gap.journal for gap in gaps(lake)}
-    for each in all_progress(lake):
-        if not each.is_whole:
-            names.add(epoch_name(each.journal, each.epoch))
-    return sorted(names)
-
-
-def _outbox(spark: SparkSession, lake: LakeFiles, settled: list[EventFile]) -> DataFrame | None:
-    names = outbox_journals(lake)
-    files = [file for file in settled if file.journal in names]
-    return lake_events(spark, lake, files) if files else None
-
-
-def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | None:
-    if not known.runs:
+    if not state.runs:
         return None
-    return spark.read.parquet(lake.uri(f"{AUDIT}/{known.run:06d}/carried"))
+    return lake.table("violations").read(spark, _of_runs(state.runs)).drop("run")
 
 
-def _write_carried(lake: LakeFiles, folder: str, audit: Audit) -> None:
-    """Usually few jobs are open; these are written by the driver, without further tasks."""
-    if sum(row.open_jobs for row in audit.counts().values()) > _FEW:
-        audit.carry().write.mode("overwrite").parquet(lake.uri(folder))
-    else:
-        lake.write_table(f"{folder}/open.parquet", audit.carry().toArrow())
+def cut_journals(lake: Lake) -> list[str]:
+    """Journals that were not captured from their first entry on, or have a gap."""
+    late = {name for name in lake.journals() if lake.events.begins_late(name)}
+    return sorted(late | {gap.journal for gap in lake.gaps()})
 
 
-def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tuple[State, Audited]:
+def _history(
+    spark: SparkSession, lake: Lake, known: State, upto: dict[str, int], *, quiesced: bool
+) -> History:
+    outboxes = {name: position for name, position in upto.items() if "-outbox-" in name}
+    carried = lake.table("audit_open").read(spark, _of_runs([known.run])) if known.runs else None
+    return History(
+        new=lake_events(spark, lake, between(known.positions, upto)),
+        all=lambda: lake_events(spark, lake, between({}, upto)),
+        carried=carried,
+        cut=cut_journals(lake),
+        quiesced=quiesced,
+        outbox=lake_events(spark, lake, between({}, outboxes)) if outboxes else None,
+        checked_upto=known.positions,
+    )
+
+
+def _of_runs(runs: list[int]) -> str:
+    return f"run in ({', '.join(repr(str(run)) for run in runs)})"
+
+
+def _store(lake: Lake, name: str, schema: pa.Schema, rows: DataFrame | None, run: int) -> None:
+    """Store the rows of a run; those that a killed run of the same number left are replaced."""
+    table = lake.table(name)
+    table.create(schema, "run")
+    if rows is not None:
+        named = rows.withColumn("run", F.lit(str(run)))
+        table.write(named, after={}, upto={}, remove=[str(run)], partition_by="run")
+
+
+def _after(known: State, audit: Audit, run: int, upto: dict[str, int]) -> tuple[State, Audited]:
     """The totals of earlier runs and this one; events of carried jobs are counted once."""
     counts, found = audit.counts(), audit.result()
     jobs = dict(known.ended)
@@ -159,9 +152,8 @@ def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tupl
         verdicts=_added(before, audit.verdicts(jobs)),
     )
     state = State(
-        form=FORM,
         run=run,
-        places=places,
+        positions=upto,
         runs=[*known.runs, run],
         ended=ended,
         carried_events=sum(row.open_events for row in counts.values()),
@@ -178,16 +170,14 @@ def _added(before: Audited | None, verdicts: list[Verdict]) -> list[Verdict]:
             violations=each.violations + old[each.invariant].violations,
             unobserved=each.unobserved + old[each.invariant].unobserved,
         )
-        # What no journal shows is unobserved for all jobs so far, which are counted already.
+        # What is not shown here is unobserved for all jobs so far, which are counted already.
         if each.invariant in old and not each.reason
         else each
         for each in verdicts
     ]
 
 
-def _tidy(lake: LakeFiles, state: State) -> None:
-    for name in lake.names(AUDIT):
-        if name.isdecimal() and int(name) not in state.runs:
-            lake.remove(f"{AUDIT}/{name}")
-        elif name.isdecimal() and int(name) != state.run:
-            lake.remove(f"{AUDIT}/{name}/carried")
+def _tidy(lake: Lake, state: State) -> None:
+    """Remove the rows of runs that do not count any more."""
+    lake.table("audit_open").remove_all_but([str(state.run)])
+    lake.table("violations").remove_all_but([str(run) for run in state.runs])

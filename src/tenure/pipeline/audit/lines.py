@@ -1,4 +1,4 @@
-"""Invariants over several jobs: first in, first out; and no claims during a pause."""
+"""Invariants that the proof of a job does not show: order, pause, and the store's clock."""
 
 from __future__ import annotations
 
@@ -7,78 +7,45 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tenure.pipeline.audit.invariants import IN_LINE, TIMED
-from tenure.pipeline.audit.order import bits_of
-from tenure.pipeline.audit.proof import (
-    CLOCK_SLACK_MS,
-    KEYS,
-    NEVER,
-    PLACE_BITS,
-    PRIORITY_AT,
-)
-
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.window import WindowSpec
 
-# A line (the jobs of a queue with one priority) is split into slices of 64 ms, or of 64 positions
-# if positions hold no time. Each slice is sorted by itself.
-_SLICE_BITS = 6
-_LINE = ("line_h", "priority", "slice")
-
-
-def has(flag: int) -> Column:
-    """Whether a row of the proof has an event of such a kind."""
-    return F.col("flags").bitwiseAND(F.lit(flag)) != 0
+KEYS = ("line_h", "job_h")
+CLOCK_SLACK_MS = 1_000
+# A position of a timed journal holds the time above these bits.
+PLACE_BITS = 22
+_LINE = ("line_h", "priority", "span")
 
 
 def keyed(events: DataFrame) -> DataFrame:
     """With columns for the hashes that identify jobs in the proof."""
-    # Spark skips nulls; the proof treats them as empty strings.
-    line = [F.coalesce(name, F.lit("")) for name in ("journal", "contract", "queue")]
-    events = events.withColumn("line_h", F.xxhash64(*line))
-    return events.withColumn("job_h", F.xxhash64(F.coalesce("job_id", F.lit(""))))
+    events = events.withColumn("line_h", F.xxhash64("journal", "contract", "queue"))
+    return events.withColumn("job_h", F.xxhash64("job_id"))
 
 
-def overtaken(proofs: DataFrame) -> DataFrame:
-    """I22: jobs first claimed before a job of the same line that was submitted earlier.
+def overtaken(proof: DataFrame) -> DataFrame:
+    """I22: jobs first claimed before a job of the same line that was submitted earlier."""
+    order = Window.partitionBy("line_h", "priority").orderBy("submit_pos")
+    before = F.max("claim_pos").over(order.rowsBetween(Window.unboundedPreceding, -1))
+    in_line = proof.where("stood").withColumn("priority", F.shiftright("flags", 32))
+    return in_line.withColumn("before", before).where("before > claim_pos").select(*KEYS)
 
-    It sorts the rows of the proof, one per job, not the events. Each slice of a line is sorted by
-    itself; of all earlier slices only the latest claim matters.
-    """
-    in_line = _placed(proofs)
-    slices = Window.partitionBy("line_h", "priority").orderBy("slice")
-    earlier = (
-        in_line.groupBy(*_LINE)
-        .agg(F.max("claim_pos").alias("latest"))
-        .withColumn("before", F.max("latest").over(_all_before(slices)))
-        .select(*_LINE, "before")
+
+def are_mixed(summary: DataFrame) -> bool:
+    """Whether jobs were claimed out of order, within a span of a line or between two."""
+    spans = (
+        summary.where("latest is not null")
+        .groupBy(*_LINE)
+        .agg(
+            F.max("overtakes").alias("overtakes"),
+            F.min("earliest").alias("earliest"),
+            F.max("latest").alias("latest"),
+        )
     )
-    within = Window.partitionBy(*_LINE).orderBy("submit_pos")
-    return (
-        in_line.withColumn("latest", F.max("claim_pos").over(_all_before(within)))
-        .join(earlier, list(_LINE))
-        .where(F.greatest("latest", "before") > F.col("claim_pos"))
-        .select(*KEYS)
-    )
-
-
-def _placed(proofs: DataFrame) -> DataFrame:
-    at = F.col("submit_pos")
-    timed = F.shiftright(at, PLACE_BITS + _SLICE_BITS)
-    is_timed = has(bits_of(name for name in IN_LINE if name in TIMED))
-    stood = (at < NEVER) & (F.col("claim_pos") < NEVER)
-    return proofs.where(stood & has(bits_of(IN_LINE))).select(
-        *KEYS,
-        F.shiftright("flags", PRIORITY_AT).alias("priority"),
-        F.when(is_timed, timed).otherwise(F.shiftright(at, _SLICE_BITS)).alias("slice"),
-        "submit_pos",
-        "claim_pos",
-    )
-
-
-def _all_before(order: WindowSpec) -> WindowSpec:
-    return order.rowsBetween(Window.unboundedPreceding, -1)
+    order = Window.partitionBy("line_h", "priority").orderBy("span")
+    before = F.max("latest").over(order.rowsBetween(Window.unboundedPreceding, -1))
+    mixed = spans.withColumn("before", before).where("overtakes or before > earliest")
+    return not mixed.isEmpty()
 
 
 def explain_overtaken(events: DataFrame, found: DataFrame) -> DataFrame:

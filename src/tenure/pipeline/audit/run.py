@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,21 +11,40 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
-from tenure.pipeline.audit import lines, parts
-from tenure.pipeline.audit.counts import Counts, added
+from tenure.pipeline.audit import lines
 from tenure.pipeline.audit.deliveries import NOT_HERE, gone_back
 from tenure.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
-from tenure.pipeline.audit.invariants import INVARIANTS, TELLING, Invariant, applies_to
-from tenure.pipeline.audit.lines import has
-from tenure.pipeline.audit.order import are_mixed
-from tenure.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
-from tenure.pipeline.audit.read_plan import ReadPlan
-from tenure.pipeline.audit.steps import CONTRACTS
+from tenure.pipeline.audit.invariants import (
+    IN_LINE,
+    INVARIANTS,
+    TELLING,
+    TIMED,
+    Invariant,
+    applies_to,
+)
+from tenure.pipeline.audit.steps import CONTRACTS, known_steps
+from tenure.pipeline.events import filled
 from tenure.pipeline.schema import NAMES
+from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+ROW = (
+    *("line_h", "job_h", "n", "hi", "x"),
+    *("max_pos", "last_pos", "flags", "submit_pos", "claim_pos"),
+)
+NEEDED = (
+    *("journal", "contract", "queue", "type", "from_state", "to_state", "worker_id", "job_id"),
+    *("token_h", "pos", "ts_ms", "ver", "attempt", "fence", "prev_fence", "lease_until_ms"),
+    *("prev_lease_until_ms", "priority", "due_ms", "max_attempts"),
+)
+_SUMS = (
+    *("jobs", "events", "open_jobs", "open_events"),
+    *("again", "begins_late", "looked_at", "strange"),
+)
+_COUNTED = (*_SUMS, "late", "pauses")
+_CODE_MASK = 0xFFFFFF
 _DERIVED = {"ver", "from_state", "prev_fence", "prev_lease_until_ms"}
 
 
@@ -72,16 +91,37 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
         return [each.invariant for each in self.verdicts if each.violations]
 
 
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one contract ("": not known), and of these some.
+
+    `again` are jobs whose first events are missing although their journal is complete: an earlier
+    audit saw them end. `looked_at` were not proven. `strange` ones were submitted by another
+    program, which wrote no event.
+    """
+
+    contract: str
+    jobs: int
+    events: int
+    open_jobs: int
+    open_events: int
+    again: int
+    begins_late: int
+    looked_at: int
+    strange: int
+    late: bool
+    pauses: bool
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """What is audited: new events, all events, and the results of earlier audits.
 
-    `new` are files of a lake or rows of events. `all` returns the rows of all events; it is called
-    only if the proof leaves something open. `cut` names journals whose beginning is missing,
-    `unseen` the columns that are empty. `outbox` are all events of outboxes, if there are any, and
+    `all` returns the rows of all events; it is called only if the proof leaves something open.
+    `cut` names journals whose beginning is missing, `unseen` the columns that are empty. `outbox`
+    are all events of outboxes, if there are any, and
     `checked_upto` the positions up to which an earlier audit checked them.
     """
 
-    new: DataFrame | ReadPlan
+    new: DataFrame
     all: Callable[[], DataFrame]
     carried: DataFrame | None = None
     cut: Sequence[str] = ()
@@ -96,34 +136,28 @@ class Audit:
 
     def __init__(self, spark: SparkSession, history: History) -> None:
         self._history = history
-        self._nothing = spark.createDataFrame([], VIOLATIONS_DDL)
-        self._parts = parts.parts_for(history.new)
-        self._packed = parts.packed(spark, history.new, self._parts, history.cut)
-        if history.carried is not None:
-            carried = parts.packed_proofs(history.carried, self._parts)
-            self._packed = self._packed.unionByName(carried)
-        judged = parts.judged(self._packed, self._parts, quiesced=history.quiesced)
-        self._kept = judged.persist(StorageLevel.MEMORY_AND_DISK)
-        summaries = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
-        self._counts = added(row.rows for row in summaries if row.what == parts.COUNTED)
-        spans = parts.spans_of(row.rows for row in summaries if row.what == parts.SPANS)
-        self._is_mixed = are_mixed(spans)
+        # Not kept by Spark: whoever asks for it again has it made again.
+        self.proof = _proof(spark, history)
+        self.proof.createOrReplaceTempView("proof")
+        summary = spark.sql(_sql("summary"), args={"quiesced": history.quiesced})
+        self._summary = summary.persist(StorageLevel.MEMORY_AND_DISK)
+        self._counts = self._counted()
         self.is_clean = True
-        self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
+        self.violations = self._find(spark).persist(StorageLevel.MEMORY_AND_DISK)
         self._found = self._tally()
 
     def close(self) -> None:
         """Free the data that Spark holds between the steps."""
-        self._kept.unpersist()
+        self._summary.unpersist()
         self.violations.unpersist()
 
     def carry(self) -> DataFrame:
         """What the next audit needs of this one: the rows of jobs that have not ended."""
-        return self._jobs(~F.col("has_ended") & (F.col("n") > 0)).select(*ROW)
+        return self._jobs("not has_ended and n > 0").select(*ROW)
 
     def counts(self) -> dict[str, Counts]:
         """By contract."""
-        return {CONTRACTS[row.code]: row for row in self._counts if row.code >= 0}
+        return {row.contract: row for row in self._counts if row.contract}
 
     def result(self) -> Audited:
         """The summary of this audit alone."""
@@ -144,9 +178,7 @@ class Audit:
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
         lacks_outbox = invariant.contracts == TELLING and self._history.outbox is None
-        reason = NOT_HERE if lacks_outbox else invariant.reason
-        blind = bool(reason) or not self._sees(invariant)
-        strange = {name: self._strangers(name) for name in asked}
+        blind = lacks_outbox or not self._sees(invariant)
         return Verdict(
             invariant=invariant.number,
             text=invariant.text,
@@ -155,8 +187,8 @@ class Audit:
             violations=sum(
                 n for (number, _), n in self._found.items() if number == invariant.number
             ),
-            unobserved=sum(n if blind else strange[name] for name, n in asked.items()),
-            reason=reason,
+            unobserved=sum(n if blind else self._strangers(name) for name, n in asked.items()),
+            reason=NOT_HERE if lacks_outbox else "",
         )
 
     def _strangers(self, contract: str) -> int:
@@ -173,43 +205,76 @@ class Audit:
     def _sees(self, invariant: Invariant) -> bool:
         return not self._history.unseen & set(invariant.needs)
 
-    def _jobs(self, condition: Column) -> DataFrame:
-        return self._kept.where((F.col("what") == parts.JOB) & condition)
+    def _jobs(self, condition: str) -> DataFrame:
+        return self._summary.where("job_h is not null").where(condition)
 
-    def _find(self) -> DataFrame:
+    def _counted(self) -> list[Counts]:
+        sums = [F.sum(name).cast("bigint").alias(name) for name in _SUMS]
+        code = F.shiftright(F.col("flags"), 8).bitwiseAND(F.lit(_CODE_MASK)).alias("code")
+        late = F.max(F.col("flags").bitwiseAND(F.lit(2)) != 0).alias("late")
+        pauses = F.max(F.col("flags").bitwiseAND(F.lit(4)) != 0).alias("pauses")
+        rows = self._summary.withColumnRenamed("n", "events").groupBy(code).agg(*sums, late, pauses)
+        return [
+            Counts(contract=_contract(row.code), **{name: row[name] for name in _COUNTED})
+            for row in rows.collect()
+        ]
+
+    def _find(self, spark: SparkSession) -> DataFrame:
         """Read the events again only for what the proof leaves open."""
         history = self._history
         found = []
         if any(row.looked_at for row in self._counts):
-            suspects = self._jobs(F.col("open_question"))
+            suspects = self._jobs("open_question")
             found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
         if any(row.late for row in self._counts):
-            late = self._events_of(self._jobs(has(LATE_CLOCK)))
+            late = self._events_of(self._jobs("flags & 2 <> 0"))
             found.append(lines.late_clock(late.where(lines.is_behind())))
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all()))
         if history.outbox is not None:
             found.append(gone_back(history.outbox, history.checked_upto))
-        found += self._overtaken()
+        if lines.are_mixed(self._summary):
+            found.append(lines.explain_overtaken(history.all(), lines.overtaken(self.proof)))
         if not found:
-            return self._nothing
+            return spark.createDataFrame([], VIOLATIONS_DDL)
         self.is_clean = False
         shown = [i.number for i in INVARIANTS if self._sees(i)]
         every = reduce(lambda one, other: one.unionByName(other), found)
         return every.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
-    def _overtaken(self) -> list[DataFrame]:
-        in_doubt = any(row.looked_at and row.in_line for row in self._counts)
-        if not in_doubt and not self._is_mixed:
-            return []
-        found = lines.overtaken(parts.proven(self._packed, self._parts))
-        return [lines.explain_overtaken(self._history.all(), found)]
-
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""
+        some = jobs.select(*lines.KEYS, F.expr("flags & 16 = 0").alias("whole"))
         events = lines.keyed(self._history.all())
-        some = jobs.select(*KEYS, (~has(CUT)).alias("whole"))
-        return events.join(some, list(KEYS)).select(*NAMES, "whole")
+        return events.join(F.broadcast(some), list(lines.KEYS)).select(*NAMES, "whole")
+
+
+def _proof(spark: SparkSession, history: History) -> DataFrame:
+    """One row per job, by `proof.sql`."""
+    spark.createDataFrame(known_steps()).createOrReplaceTempView("steps")
+    empty = ", ".join(f"{name} bigint" for name in ROW)
+    carried = history.carried if history.carried is not None else spark.createDataFrame([], empty)
+    carried.select(*ROW).createOrReplaceTempView("carried")
+    contract, code = F.col("contract"), F.lit(None).cast("int")
+    for number, name in enumerate(CONTRACTS):
+        code = F.when(contract == name, number).otherwise(code)
+    history.new.where("ver is not null").select(
+        *NEEDED,
+        code.alias("code"),
+        contract.isin(*TIMED).alias("timed"),
+        contract.isin(*IN_LINE).alias("in_line"),
+        (F.col("journal").isin(*history.cut) if history.cut else F.lit(False)).alias("cut"),
+    ).createOrReplaceTempView("new_events")
+    return spark.sql(_sql("proof"))
+
+
+@cache
+def _sql(name: str) -> str:
+    return package_folder("tenure.pipeline.audit").joinpath(f"{name}.sql").read_text()
+
+
+def _contract(bits: int | None) -> str:
+    return CONTRACTS[bits.bit_length() - 1] if bits else ""
 
 
 def completed(rows: DataFrame) -> tuple[DataFrame, frozenset[str]]:
@@ -233,4 +298,4 @@ def completed(rows: DataFrame) -> tuple[DataFrame, frozenset[str]]:
         rows = rows.withColumn("pos", F.col("ts_ms"))
     for name in _DERIVED & unseen:
         rows = rows.withColumn(name, derived[name])
-    return rows, unseen
+    return filled(rows), unseen

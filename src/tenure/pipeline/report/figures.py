@@ -10,10 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from tenure.pipeline.audit import lakes
 from tenure.pipeline.audit.explain import UNOBSERVED
 from tenure.pipeline.audit.run import Audited
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.progress import all_progress, gaps
+from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.source.offsets import Gap
-from tenure.pipeline.tables.reading import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,16 +41,16 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_of(spark: SparkSession, lake_path: str) -> Figures:
     """Read the tables of a lake."""
-    lake = LakeFiles(lake_path)
+    lake = Lake(lake_path)
     lake.require()
-    metrics, jobs = table(spark, lake, "metrics_hourly"), table(spark, lake, "jobs")
-    progress = all_progress(lake)
+    metrics, jobs = lake.read(spark, "metrics_hourly"), lake.read(spark, "jobs")
+    journals = lake.journals()
     finished = jobs.where("is_final")
     dead = finished.where("last.type = 'bury'")
     return Figures(
         lake=lake_path,
-        events=sum(each.rows for each in progress),
-        journals=len(progress),
+        events=sum(journals.values()),
+        journals=len(journals),
         jobs=jobs.count(),
         dead=dead.count(),
         by_hour=_rows(
@@ -64,7 +62,7 @@ def figures_of(spark: SparkSession, lake_path: str) -> Figures:
             ).orderBy("hour_ms")
         ),
         latency=_rows(
-            table(spark, lake, "latency_hourly")
+            lake.read(spark, "latency_hourly")
             .groupBy("hour_ms", "kind", "bucket")
             .agg(F.sum("count").alias("count"))
             .orderBy("hour_ms")
@@ -73,12 +71,12 @@ def figures_of(spark: SparkSession, lake_path: str) -> Figures:
             dead.groupBy("contract", "queue", "error_code")
             .count().orderBy(F.desc("count")).limit(_TOP)
         ),
-        tasks=_rows(_slowest(table(spark, lake, "attempts"))),
-        workers=_rows(_busy(table(spark, lake, "attempts"))),
-        slo=_rows(table(spark, lake, "slo").orderBy("day", "contract", "queue")),
+        tasks=_rows(_slowest(lake.read(spark, "attempts"))),
+        workers=_rows(_busy(lake.read(spark, "attempts"))),
+        slo=_rows(lake.read(spark, "slo").orderBy("day", "contract", "queue")),
         audit=lakes.read_state(lake).total,
         violations=_violations(spark, lake),
-        gaps=gaps(lake),
+        gaps=lake.gaps(),
     )  # fmt: skip
 
 
@@ -114,7 +112,7 @@ def _busy(attempts: DataFrame) -> DataFrame:
     )
 
 
-def _violations(spark: SparkSession, lake: LakeFiles) -> list[dict[str, Any]]:
+def _violations(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
     found = lakes.violations(spark, lake)
     if found is None:
         return []

@@ -9,8 +9,8 @@ from typing import Any
 
 from tenure.pipeline.report import charts
 from tenure.pipeline.report.figures import Figures
-from tenure.pipeline.tables.metrics import HOUR_MS
 
+HOUR_MS = 3_600_000
 _STYLE = """
 :root{color-scheme:light dark;--ink:#111827;--soft:#6b7280;--line:#e5e7eb;--card:#fff;
 --page:#f9fafb}@media(prefers-color-scheme:dark){:root{--ink:#e5e7eb;--soft:#9ca3af;

@@ -8,14 +8,19 @@
 Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
 a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
 `pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
-`fail_on_loss` ("false" goes on if entries were trimmed unread). For writing see `writing`.
+`fail_on_loss` ("false" goes on if entries were trimmed unread), `starting_offsets` (where a new
+query begins: JSON, a mark for each journal), `consumer` (the name under which the stores are told
+what was read, so that they trim only that), `markers` ("true": also rows that are no events, see
+`markers_of`). For writing see `writing`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -36,9 +41,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tenure.core.errors import StoreError, UsageError
-from tenure.pipeline.schema import NAMES, ddl_of, position_number
+from tenure.core.journal import JournalEvent
+from tenure.core.registry import parse_url
+from tenure.pipeline.schema import GAP, GAPS, NAMES, OFFSET, ddl_of, position_number, rows_of
 from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
-from tenure.pipeline.source.offsets import Follower, Gap, JournalRange, Mark, Offset
+from tenure.pipeline.source.offsets import Follower, JournalRange, Mark, Offset, read_offset
 from tenure.pipeline.source.opening import journal_name, open_reader
 from tenure.pipeline.source.range_reader import Read
 
@@ -160,16 +167,25 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
         self._columns = _wanted(options)
+        self._consumer = options.get("consumer", "")
+        self._has_markers = options.get("markers", "").lower() == "true"
         self._follower: Follower | None = None
+        self._done: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Before everything that is there."""
+        """Where the query is to begin."""
         return self._follow().begin()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """As far as the limit allows."""
         rows = 0 if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", 0)
-        return self._follow().latest(start, rows)
+        latest = self._follow().latest(start, rows)
+        if self._options.get("fail_on_loss", "true").lower() != "false":
+            before = read_offset(start)
+            for name, mark in read_offset(latest).items():
+                if mark.gap is not None and mark.follows(before.get(name, Mark())):
+                    raise StoreError(f"{mark.gap}; the option fail_on_loss=false goes on without")
+        return latest
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """By the option `max_rows`."""
@@ -190,7 +206,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        yield from read_range(cast("RangePartition", partition).journal_range, self._columns)
+        journal_range = cast("RangePartition", partition).journal_range
+        seen = Read()
+        yield from read_range(journal_range, self._columns, seen)
+        if self._has_markers:
+            yield markers_of(journal_range, seen).select(list(self._columns))
+
+    def commit(self, end: Offset) -> None:
+        """Tell the stores, one batch late: what is still there shows that nobody trimmed it."""
+        if self._consumer and self._done is not None:
+            self._follow().captured(self._done, self._consumer)
+        self._done = end
 
     def stop(self) -> None:
         """Close connections."""
@@ -199,30 +225,48 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _follow(self) -> Follower:
         if self._follower is None:
-            self._follower = Follower(
-                _urls(self._options), on_gap=self._missed, read_so_far=_not_counted
-            )
+            start = msgspec.json.decode(self._options.get("starting_offsets") or "{}")
+            self._follower = Follower(_urls(self._options), read_offset(start))
         return self._follower
-
-    def _missed(self, gap: Gap) -> None:
-        if self._options.get("fail_on_loss", "true").lower() != "false":
-            raise StoreError(f"{gap}; the option fail_on_loss=false goes on without them")
 
 
 def read_range(
-    journal_range: JournalRange, columns: Sequence[str] = NAMES
+    journal_range: JournalRange, columns: Sequence[str] = NAMES, seen: Read | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The events of a range, some columns of them."""
+    if not journal_range.upto:
+        return
     reader = open_reader(journal_range.url, journal_range.name)
     try:
-        for batch in reader.read(journal_range.after, journal_range.upto, Read()):
+        for batch in reader.read(journal_range.after, journal_range.upto, seen or Read()):
             yield batch if len(columns) == len(NAMES) else batch.select(list(columns))
     finally:
         reader.close()
 
 
-def _not_counted(_journal: str, _mark: Mark) -> int:
-    return -1
+def markers_of(journal_range: JournalRange, seen: Read) -> pa.RecordBatch:
+    """Rows that are no events (`ver` 0): of type `gap`, one for what is missing before the range;
+    of type `offset`, one that says where the range begins and ends, and how many units it had.
+    """
+    after, upto, gap = journal_range.after, journal_range.upto, journal_range.gap
+    told = {
+        "after": position_number(after) if after else 0,
+        "upto": position_number(upto) if upto else 0,
+        "units": seen.units + journal_range.base,
+        "base": journal_range.base,
+    }
+    offset = JournalEvent(
+        seq=upto, contract="", queue="", job_id="", type=OFFSET, ts_ms=0,
+        data=msgspec.json.encode(told).decode(),
+    )  # fmt: skip
+    markers = rows_of([offset], journal_range.name)
+    if gap is None:
+        return markers
+    missing = JournalEvent(
+        seq=gap.after, contract=parse_url(journal_range.url).contract, queue="", job_id="",
+        type=GAP, ts_ms=int(time.time() * 1000), data=msgspec.json.encode(gap).decode(),
+    )  # fmt: skip
+    return pa.concat_batches([rows_of([missing], GAPS), markers])
 
 
 def _urls(options: Any) -> list[str]:

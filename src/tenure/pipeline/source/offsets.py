@@ -2,12 +2,14 @@
 
 An offset holds one mark for each journal: the position up to which it was read, the store's count
 of everything ever added up to there (-1 if unknown), and the epoch. The epoch rises when a journal
-is found to have started again: its store was emptied, or restored from an older copy.
+is found to have started again: its store was emptied, or restored from an older copy. What is
+missing before a mark (a gap) is part of the mark: so Spark keeps it with the offset, and it comes
+out as a row of the batch that found it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,21 +17,9 @@ import msgspec
 from tenure.core.registry import parse_url
 from tenure.pipeline.schema import position_number
 from tenure.pipeline.source.opening import journal_name, open_reader
-from tenure.pipeline.source.range_reader import Head, Loss, RangeReader
+from tenure.pipeline.source.range_reader import BEGINNING, Head, Loss, RangeReader
 
 Reason = Literal["trimmed", "restarted"]
-
-
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one journal has been read."""
-
-    upto: str = ""
-    added: int = -1
-    epoch: int = 0
-
-    def follows(self, other: Mark) -> bool:
-        """Whether there is anything between the other mark and this one."""
-        return (self.epoch, position_number(self.upto)) > (other.epoch, position_number(other.upto))
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +47,24 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.journal}: {count} entries were trimmed {where} before they were read"
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far one journal has been read, and what was missing just before."""
+
+    upto: str = ""
+    added: int = -1
+    epoch: int = 0
+    gap: Gap | None = None
+
+    def follows(self, other: Mark) -> bool:
+        """Whether there is anything between the other mark and this one."""
+        return (self.epoch, position_number(self.upto)) > (other.epoch, position_number(other.upto))
+
+
 class JournalRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of one journal for one reader.
 
-    `base` counts the units that were already removed when the journal was first read.
+    `base` counts the units before the range that nobody will read: those that were removed before
+    the journal was first read, or lost in `gap`.
     """
 
     journal: str
@@ -69,6 +73,7 @@ class JournalRange(msgspec.Struct, frozen=True, kw_only=True):
     upto: str
     epoch: int = 0
     base: int = 0
+    gap: Gap | None = None
 
     @property
     def name(self) -> str:
@@ -77,10 +82,6 @@ class JournalRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Offset = dict[str, Any]
-# Called with what is missing after a mark; returns how many units were read up to it, or -1.
-ReadSoFar = Callable[[str, Mark], int]
-# Called with a journal's name; returns up to where it is known already, or None.
-Known = Callable[[str], Mark | None]
 
 
 def epoch_name(journal: str, epoch: int) -> str:
@@ -101,23 +102,14 @@ def write_offset(marks: dict[str, Mark]) -> Offset:
 class Follower:
     """Plans what to read next of some journals. Lives in the driver."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        on_gap: Callable[[Gap], None],
-        read_so_far: ReadSoFar,
-        known: Known = lambda _journal: None,
-    ) -> None:
+    def __init__(self, urls: Sequence[str], start: Mapping[str, Mark] | None = None) -> None:
         self._urls = {journal_name(url): url for url in urls}
         self._readers: dict[str, RangeReader] = {}
-        self._on_gap = on_gap
-        self._read_so_far = read_so_far
-        self._known = known
+        self._start = dict(start or {})
         self._target: dict[str, Mark] | None = None
 
     def begin(self) -> Offset:
-        """After what is known already; else before the first entry."""
+        """At the marks to start from; else before the first entry."""
         heads = {name: self._reader(name).head() for name in self._urls}
         return write_offset({name: self._begin(name, head) for name, head in heads.items()})
 
@@ -129,14 +121,14 @@ class Follower:
             if (head := self._reader(name).head()).last
         }
 
-    def latest(self, start: Offset | None, units_max: int) -> Offset:
+    def latest(self, start: Offset | None, rows_max: int) -> Offset:
         """The end of the next batch, which begins at `start`; 0 means no limit."""
         marks = read_offset(start)
-        units_each = max(1, units_max // max(1, len(self._urls))) if units_max else 0
+        rows_each = max(1, rows_max // max(1, len(self._urls))) if rows_max else 0
         for name, url in self._urls.items():
             head = self._reader(name).head()
             mark = marks.get(name) or self._begin(name, head)
-            marks[name] = self._next(name, url, mark, head, units_each)
+            marks[name] = self._next(name, url, mark, head, rows_each)
         return write_offset(marks)
 
     def ranges(self, start: Offset | None, end: Offset, parts: int) -> list[JournalRange]:
@@ -145,26 +137,22 @@ class Follower:
         moved = [
             name
             for name, mark in marks.items()
-            if name in self._urls and mark.upto and mark.follows(before.get(name, Mark()))
+            if name in self._urls and mark.follows(before.get(name, Mark()))
         ]
         parts_each = max(1, parts // max(1, len(moved)))
-        found: list[JournalRange] = []
-        for name in moved:
-            mark = marks[name]
-            old = before.get(name, Mark())
-            after = old.upto if old.epoch == mark.epoch else ""
-            base = max(0, old.added) if old.epoch == mark.epoch and not after else 0
-            for begin, stop in self._reader(name).split(after, mark.upto, parts_each):
-                journal_range = JournalRange(
-                    journal=name,
-                    url=self._urls[name],
-                    after=begin,
-                    upto=stop,
-                    epoch=mark.epoch,
-                    base=base,
-                )
-                found.append(journal_range)
-        return found
+        return [
+            journal_range
+            for name in moved
+            for journal_range in self._ranges(
+                name, before.get(name, Mark()), marks[name], parts_each
+            )
+        ]
+
+    def captured(self, offset: Offset, consumer: str) -> None:
+        """Tell the stores that they may trim up to here."""
+        for name, mark in read_offset(offset).items():
+            if name in self._urls:
+                self._reader(name).captured(mark.upto or BEGINNING, consumer)
 
     def close(self) -> None:
         """Close all journals."""
@@ -172,28 +160,48 @@ class Follower:
             reader.close()
         self._readers.clear()
 
+    def _ranges(self, name: str, old: Mark, mark: Mark, parts: int) -> Iterator[JournalRange]:
+        is_same = old.epoch == mark.epoch
+        after = old.upto if is_same else ""
+        base = max(0, old.added) if is_same and not after else 0
+        if mark.gap is not None and mark.gap.reason == "trimmed":
+            base += max(0, mark.gap.lost)
+        gap = mark.gap
+        cut = self._reader(name).split(after, mark.upto, parts) if mark.upto else [("", "")]
+        for begin, stop in cut:
+            yield JournalRange(
+                journal=name,
+                url=self._urls[name],
+                after=begin,
+                upto=stop,
+                epoch=mark.epoch,
+                base=base,
+                gap=gap,
+            )
+            base, gap = 0, None  # they stand before the first range
+
     def _begin(self, name: str, head: Head) -> Mark:
-        return self._known(name) or self._first(name, head)
+        return self._start.get(name) or self._first(name, head)
 
     def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
         """Before the first entry; what was removed already does not count as lost."""
         return Mark(added=self._reader(name).gone(head), epoch=epoch)
 
-    def _next(self, name: str, url: str, mark: Mark, head: Head, units_max: int) -> Mark:
+    def _next(self, name: str, url: str, mark: Mark, head: Head, rows_max: int) -> Mark:
         reader = self._reader(name)
-        so_far = self._read_so_far(name, mark)
-        if began_anew(mark, head, so_far):
-            self._on_gap(_gap(name, url, mark, head, "restarted", Loss(units=-1)))
-            mark = self._first(name, head, mark.epoch + 1)
-            so_far = -1
-        lost = reader.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
-        if lost.units:
-            self._on_gap(_gap(name, url, mark, head, "trimmed", lost))
+        gap = None
+        if began_anew(mark, head):
+            gap = _gap(name, url, mark, head, "restarted", Loss(units=-1))
+            mark = msgspec.structs.replace(self._first(name, head, mark.epoch + 1), gap=gap)
+        lost = reader.lost(mark.upto, mark.added, head)
+        if lost.units and gap is None:
+            gap = _gap(name, url, mark, head, "trimmed", lost)
         if not head.last or position_number(head.last) <= position_number(mark.upto):
             return mark
-        upto = reader.bound(mark.upto, units_max, head) if units_max else head.last
+        upto = reader.bound(mark.upto, rows_max, head) if rows_max else head.last
         added = head.added if upto == head.last else -1
-        return self._within_target(name, mark, Mark(upto=upto, added=added, epoch=mark.epoch))
+        wanted = Mark(upto=upto, added=added, epoch=mark.epoch, gap=gap)
+        return self._within_target(name, mark, wanted)
 
     def _within_target(self, name: str, mark: Mark, wanted: Mark) -> Mark:
         if self._target is None:
@@ -203,7 +211,7 @@ class Follower:
             return mark
         if position_number(wanted.upto) <= position_number(target.upto):
             return wanted
-        return Mark(upto=target.upto, added=target.added, epoch=mark.epoch)
+        return msgspec.structs.replace(wanted, upto=target.upto, added=target.added)
 
     def _reader(self, name: str) -> RangeReader:
         if name not in self._readers:
@@ -211,7 +219,7 @@ class Follower:
         return self._readers[name]
 
 
-def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
+def began_anew(mark: Mark, head: Head) -> bool:
     """Whether this cannot be the journal that was read up to the mark.
 
     It ends before the mark; or fewer units were ever added than were read; or everything that is
@@ -225,7 +233,7 @@ def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
         return head.added == 0
     if position_number(end) < position_number(mark.upto) and not _is_open_end(mark.upto):
         return True
-    read = so_far if so_far >= 0 else mark.added
+    read = mark.added
     if head.added < 0 or read < 0:
         return False
     all_behind = not head.first or position_number(head.first) > position_number(mark.upto)

@@ -57,8 +57,8 @@ class RangeReader(Protocol):
     def head(self) -> Head:
         """What there is now."""
 
-    def bound(self, after: str, units_max: int, head: Head) -> str:
-        """A position after `after` with about so many units between, at most the head's last."""
+    def bound(self, after: str, rows_max: int, head: Head) -> str:
+        """A position after `after` with about so many rows between, at most the head's last."""
 
     def gone(self, head: Head) -> int:
         """The most units that can have been removed before the first read; -1: unknown."""
@@ -92,11 +92,11 @@ def lost_by_count(after: str, read: int, head: Head) -> Loss:
     were ever added and not read are lost.
     """
     is_passed = not head.first or position_number(head.first) > position_number(after)
-    if head.added < 0:
+    if head.added < 0 or read < 0:
+        # A consumer leaves the last batch in the store until the next one is done, so something
+        # that it has read is still there unless others trimmed it.
         is_unknown = bool(after) and bool(head.first) and is_passed and read < 0
         return Loss(units=-1 if is_unknown else 0)
-    if read < 0:
-        return Loss()
     if head.last == after:
         return Loss(units=max(0, head.added - read))
     return Loss(units=max(0, head.added - head.length - read) if is_passed else 0)

@@ -42,12 +42,12 @@ class SeamRangeReader:
             last = seq[-1].as_py()
         return Head(first=first, last=last)
 
-    def bound(self, after: str, units_max: int, head: Head) -> str:
+    def bound(self, after: str, rows_max: int, head: Head) -> str:
         """By reading on from `after`."""
         rows = 0
         for batch in self._pages(after, head.last):
             rows += batch.num_rows
-            if rows >= units_max:
+            if rows >= rows_max:
                 return str(batch.column("seq")[-1].as_py())
         return head.last or after
 

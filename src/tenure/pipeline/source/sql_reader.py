@@ -55,13 +55,13 @@ class SqlRangeReader:
             return Head(end=str(settled))
         return Head(first=str(first), last=str(last), end=str(settled))
 
-    def bound(self, after: str, units_max: int, head: Head) -> str:
-        """Exactly: the number of the last of `units_max` rows."""
+    def bound(self, after: str, rows_max: int, head: Head) -> str:
+        """Exactly: the number of the last of `rows_max` rows."""
         fmt = self._format
         query = (
             f"SELECT max(n) FROM (SELECT {fmt.seq} AS n FROM {self._rows} WHERE {fmt.where} "  # nosec B608 # names of the format
             f"AND {fmt.seq} > {int(after or 0)} AND {fmt.seq} <= {int(head.last)} "
-            f"ORDER BY {fmt.seq} LIMIT {units_max:d}) AS wanted"
+            f"ORDER BY {fmt.seq} LIMIT {rows_max:d}) AS wanted"
         )
         last = self._database.rows(query)[0][0]
         return str(last) if last is not None else head.last

@@ -22,10 +22,12 @@ from tenure.pipeline.source.range_reader import (
     gone_by_count,
     lost_by_count,
 )
+from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
 
 _PAGE = 5_000
 _NOTHING = "0-0"
+_SAMPLE = 10
 
 
 class StreamRangeReader:
@@ -50,18 +52,19 @@ class StreamRangeReader:
             length=int(info["length"]),
         )
 
-    def bound(self, after: str, units_max: int, head: Head) -> str:
-        """By interpolation; always at least the next entry."""
+    def bound(self, after: str, rows_max: int, head: Head) -> str:
+        """By interpolation, and by how many lines the next entries have; at least one entry."""
         if head.length <= 0:
             return after
+        here = f"({after}" if after else "-"
+        following = self._redis.call("XRANGE", self._format.key, here, "+", "COUNT", _SAMPLE)
+        lines = sum(len(lines_of(entry[1])) for entry in following) or 1
+        units_max = max(1, rows_max * max(1, len(following)) // lines)
         begin = max(_ms(after), _ms(head.first) - 1)
         span = max(1, _ms(head.last) - _ms(head.first))
         end = begin + max(1, round(units_max * span / head.length))
         if end >= _ms(head.last):
             return head.last
-        following = self._redis.call(
-            "XRANGE", self._format.key, f"({after}" if after else "-", "+", "COUNT", 1
-        )
         if following and _ms(following[0][0].decode()) > end:
             end = _ms(following[0][0].decode())
         return min((f"{end}-{2**64 - 1}", head.last), key=_parts)
@@ -88,8 +91,7 @@ class StreamRangeReader:
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """Page by page; the server prepares the next page while this one is converted."""
-        size = _PAGE
-        for page in self._redis.pages(self._format.key, after, upto, size):
+        for page in self._redis.pages(self._format.key, after, upto, _PAGE):
             batch = self._parser.batch(page)
             seen.units += len(page)
             seen.rows += batch.num_rows

@@ -1,1 +1,1 @@
-"""Tables made from events: attempts, jobs, hourly metrics, latencies, service levels."""
+"""Tables made from events: each is an SQL file of this folder."""

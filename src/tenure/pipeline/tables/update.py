@@ -1,183 +1,231 @@
-"""Updates the tables from the lake: reads only new events and leaves old days unchanged.
+"""Runs the SQL files of this folder and keeps their tables up to date.
 
-Rows of open jobs and attempts are merged with the new events, and move to the day on which they
-end. An ended job that was sent back is removed from its old day. An update from scratch does the
-same without old tables, and gives equal tables.
+The first lines of a file say what a row is and how its table is updated:
+
+    -- update: merge KEY, ...   rows of one key are merged with those of new events; a row has the
+                                day on which it ended, or `open`, and only open rows are read again
+    -- update: day              made anew for the days that new events touch
+
+What a file can select from: `new_events` (those that the table lacks, with `from_kind` and
+`to_kind`: waiting, running, final), `carried` (rows of the table that may go on), and of the days
+in question `events`, `attempts`, `jobs`; `targets`. A new file is a new table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from tenure.pipeline.events import lake_events, positions_after
-from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.layout import EventFile, event_files
-from tenure.pipeline.lake.progress import committed as committed
-from tenure.pipeline.tables import attempts, jobs, manifest
-from tenure.pipeline.tables.manifest import Manifest, read_manifest
-from tenure.pipeline.tables.metrics import latency_hourly, metrics_hourly, slo
-from tenure.pipeline.tables.reading import learn, read
+from tenure.pipeline.events import between, day_of, lake_events, with_kinds
+from tenure.pipeline.lake.place import Lake
+from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OPEN = "open"
-Files = dict[str, list[str]]
+TARGET_MS = 60_000
+_TARGETS = "tenure.targets"
+_UPDATE = "-- update: "
+Positions = Mapping[str, int]
 
 
 class Updated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """What a run did: the days that changed."""
 
-    run: int
     days: list[str]
     is_new: bool
 
 
+class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One SQL file; `key` is empty if its table is made by days."""
+
+    name: str
+    sql: str
+    key: tuple[str, ...]
+
+
+@cache
+def table_files() -> tuple[TableFile, ...]:
+    """All of them; first those by key, from which the others are made."""
+    found = []
+    for path in package_folder("tenure.pipeline.tables").iterdir():
+        if path.name.endswith(".sql"):
+            sql = path.read_text()
+            (how,) = [line for line in sql.splitlines() if line.startswith(_UPDATE)]
+            kind, _, key = how.removeprefix(_UPDATE).partition(" ")
+            columns = tuple(word.strip() for word in key.split(",")) if kind == "merge" else ()
+            found.append(TableFile(name=path.name.removesuffix(".sql"), sql=sql, key=columns))
+    return tuple(sorted(found, key=lambda file: (not file.key, file.name)))
+
+
 def update_tables(
     spark: SparkSession,
-    lake_path: str,
+    address: str,
     *,
     scratch: bool = False,
     targets: Mapping[str, int] | None = None,
 ) -> Updated:
-    """Make the tables of a lake, or bring them up to date; `targets` see `metrics.slo`."""
-    lake = LakeFiles(lake_path)
+    """Make the tables of a lake, or bring them up to date.
+
+    `targets` maps queues to milliseconds from submit to end, for the table `slo`; "" is for all
+    others. They are kept for later runs.
+    """
+    lake = Lake(address)
     lake.require()
-    manifest.sweep(lake)
-    before = read_manifest(lake)
-    known = Manifest(run=before.run) if scratch else before
-    wanted = dict(targets) if targets is not None else known.targets
-    now = committed(lake)
-    settled = [file for file in event_files(lake) if file.upto <= now.get(file.journal, 0)]
-    files = [file for file in settled if file.upto > known.places.get(file.journal, 0)]
-    if not files and wanted == known.targets and known.files:
-        return Updated(run=before.run, days=[], is_new=False)
-    run = _Run(spark, lake, known, settled, before.run + 1)
-    made = run.make(files, wanted, all_days=wanted != known.targets)
-    manifest.write_manifest(lake, msgspec.structs.replace(made, places=now, targets=wanted))
-    manifest.sweep(lake)
-    return Updated(run=before.run + 1, days=run.days, is_new=True)
+    upto = lake.events.positions(list(lake.journals()))
+    days: set[str] = set()
+    in_step = not scratch and _in_step(lake, list(upto))
+    for file in table_files():
+        if file.key:
+            days |= merge(spark, lake, file, upto, scratch=scratch)
+    wanted, is_other = _targets(lake, targets)
+    by_day = [file for file in table_files() if not file.key]
+    if days or not in_step:
+        some = sorted(days) if in_step else None
+        _give_views(spark, lake, upto, some, wanted)
+        for file in by_day:
+            _replace(spark, lake, file, upto, some)
+    if is_other:
+        _give_views(spark, lake, upto, None, wanted)
+        _replace(spark, lake, next(file for file in by_day if file.name == "slo"), upto, None)
+        lake.table("slo").set_properties({_TARGETS: msgspec.json.encode(wanted).decode()})
+    return Updated(days=sorted(days), is_new=bool(days) or is_other or not in_step)
 
 
-class _Run:
-    """One run; `days` grows with what it touched."""
+def _in_step(lake: Lake, journals: Sequence[str]) -> bool:
+    """Whether all tables go equally far; if not, a run was killed and days are missing."""
+    known = [lake.table(file.name) for file in table_files()]
+    if any(table.opened() is None for table in known):
+        return False
+    positions = [table.positions(journals) for table in known]
+    return all(each == positions[0] for each in positions)
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        lake: LakeFiles,
-        known: Manifest,
-        settled: list[EventFile],
-        number: int,
-    ) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._known = known
-        self._settled = settled
-        self._taken_out: list[DataFrame] = []
-        self._number = number
-        self.days: list[str] = []
 
-    def make(self, files: list[EventFile], targets: dict[str, int], *, all_days: bool) -> Manifest:
-        new = positions_after(lake_events(self._spark, self._lake, files), self._known.places)
-        tables = {name: dict(by_day) for name, by_day in self._known.files.items()}
-        tables["attempts"] = self._attempts(new)
-        tables["jobs"] = self._jobs(new)
-        touched = {file.day for file in files}
-        for name in ("attempts", "jobs"):
-            old = self._known.files.get(name, {})
-            touched |= {day for day, paths in tables[name].items() if old.get(day) != paths}
-            touched |= old.keys() - tables[name].keys()
-        self.days = sorted(touched - {OPEN})
-        current = Manifest(files=tables)
-        for name, rows in self._figures(current).items():
-            tables[name] = self._replaced(name, tables.get(name, {}), rows)
-        slo_days = sorted(set(tables["jobs"]) - {OPEN}) if all_days else self.days
-        rows = slo(self._read("jobs", current.of("jobs", slo_days)), targets)
-        kept = {} if all_days else tables.get("slo", {})
-        tables["slo"] = self._replaced("slo", kept, rows, slo_days)
-        return Manifest(run=self._number, files=tables)
+def merge(
+    spark: SparkSession, lake: Lake, file: TableFile, upto: Positions, *, scratch: bool
+) -> set[str]:
+    """Merge new events into a table by key; the days that changed."""
+    table = lake.table(file.name)
+    there = {} if scratch else table.parts()
+    after = table.positions(list(upto))
+    begin = dict.fromkeys(upto, 0) if scratch else after
+    if begin == upto:
+        return set()
+    new = with_kinds(lake_events(spark, lake, between(begin, upto)))
+    new.createOrReplaceTempView("new_events")
+    carried = table.read(spark, f"day = '{OPEN}'") if OPEN in there else None
+    late, late_days = (
+        _late(spark, lake, file, new, carried) if set(there) - {OPEN} else (None, set[str]())
+    )
+    rest: DataFrame | None = None
+    if late is not None:
+        # Ended rows that go on leave their days, which are written again without them.
+        days = ", ".join(f"'{day}'" for day in late_days)
+        old = table.read(spark, f"day in ({days})")
+        rest = old.join(F.broadcast(late), list(file.key), "left_anti")
+        moved = old.join(F.broadcast(late), list(file.key), "left_semi")
+        carried = moved if carried is None else carried.unionByName(moved)
+    rows = selected(spark, file, carried)
+    table.create(to_arrow_schema(rows.schema), "day")
+    remove = [*late_days, OPEN] if not scratch else list(table.parts())
+    table.write(
+        rows if rest is None else rows.unionByName(rest),
+        after=after, upto=upto, remove=remove, partition_by="day",
+    )  # fmt: skip
+    touched = new.select(day_of(F.col("ts_ms")).alias("day")).distinct().collect()
+    return {row.day for row in touched} | late_days
 
-    def _attempts(self, new: DataFrame) -> Files:
-        parts = attempts.attempts_of(new)
-        old = self._known.files.get("attempts", {})
-        if OPEN in old:
-            carried = self._read("attempts", old[OPEN]).select(*attempts.COLUMNS)
-            parts = attempts.merged(parts.select(*attempts.COLUMNS).unionByName(carried))
-        return self._added("attempts", old, attempts.shown(parts))
 
-    def _jobs(self, new: DataFrame) -> Files:
-        parts = jobs.jobs_of(new)
-        old = dict(self._known.files.get("jobs", {}))
-        columns = [*jobs.KEYS, *jobs.LEAST, *jobs.GREATEST, *jobs.SUMS]
-        if not old:
-            return self._added("jobs", old, jobs.shown(parts))
-        parts = parts.select(*columns).cache()
-        carried = self._read("jobs", old[OPEN]).select(*columns) if OPEN in old else None
-        old = self._reopened(parts, carried, old)
-        sources = [parts, *([carried] if carried is not None else [])]
-        sources += [rows.select(*columns) for rows in self._taken_out]
-        whole = sources[0]
-        for rows in sources[1:]:
-            whole = whole.unionByName(rows)
-        made = self._added("jobs", old, jobs.shown(jobs.merged(whole)))
-        parts.unpersist()
-        return made
+def selected(spark: SparkSession, file: TableFile, carried: DataFrame | None = None) -> DataFrame:
+    """The result of a file; without rows to carry, `carried` has its columns and no rows."""
+    if not file.key:
+        return spark.sql(file.sql)
+    if carried is None:
+        spark.sql(_without_carried(file.sql)).limit(0).createOrReplaceTempView("carried")
+    else:
+        carried.createOrReplaceTempView("carried")
+    return spark.sql(file.sql)
 
-    def _reopened(self, parts: DataFrame, carried: DataFrame | None, old: Files) -> Files:
-        """Remove jobs that were sent back after their end from the days in which they ended."""
-        late = parts.where(F.col("first_ver") > 1).select(*jobs.KEYS)
-        if carried is not None:
-            late = late.join(carried.select(*jobs.KEYS), list(jobs.KEYS), "left_anti")
-        closed = {day: paths for day, paths in old.items() if day != OPEN}
-        if not closed or late.isEmpty():
-            return old
-        paths = [path for each in closed.values() for path in each]
-        found = self._read("jobs", paths).join(F.broadcast(late), list(jobs.KEYS), "left_semi")
-        days = [row.day for row in found.select("day").distinct().collect()]
-        if not days:
-            return old
-        self._taken_out.append(found)
-        rest = self._read("jobs", [path for day in days for path in closed[day]]).join(
-            F.broadcast(late), list(jobs.KEYS), "left_anti"
-        )
-        written = manifest.store(self._lake, self._number, "jobs", rest, mark="r")
-        return {day: p for day, p in old.items() if day not in days} | written
 
-    def _figures(self, current: Manifest) -> dict[str, DataFrame]:
-        done = self._read("attempts", current.of("attempts", self.days))
-        ended = self._read("jobs", current.of("jobs", self.days))
-        of_days = [file for file in self._settled if file.day in self.days]
-        events = lake_events(self._spark, self._lake, of_days)
-        return {
-            "metrics_hourly": metrics_hourly(done, ended, events),
-            "latency_hourly": latency_hourly(done, ended),
-        }
+def _without_carried(sql: str) -> str:
+    """The same query before there is a table: it has nothing to carry."""
+    head, _, tail = sql.rpartition("union all")
+    return head + tail.partition("from carried")[2]
 
-    def _added(self, name: str, old: Files, rows: DataFrame) -> Files:
-        """Add ended rows to their day; open rows replace the earlier open rows."""
-        learn(name, rows)
-        new = manifest.store(self._lake, self._number, name, rows)
-        merged = {day: list(paths) for day, paths in old.items() if day != OPEN}
-        for day, paths in new.items():
-            merged[day] = [
-                *merged.get(day, []),
-                *(p for p in paths if p not in merged.get(day, [])),
-            ]
-        return merged
 
-    def _replaced(
-        self, name: str, old: Files, rows: DataFrame, days: list[str] | None = None
-    ) -> Files:
-        learn(name, rows)
-        touched = self.days if days is None else days
-        kept = {day: paths for day, paths in old.items() if day not in touched}
-        rows = rows.where(F.col("day").isin(touched)) if touched else rows.limit(0)
-        return kept | manifest.store(self._lake, self._number, name, rows)
+def _late(
+    spark: SparkSession, lake: Lake, file: TableFile, new: DataFrame, carried: DataFrame | None
+) -> tuple[DataFrame | None, set[str]]:
+    """The keys of ended rows that new events continue, and their days."""
+    key = list(file.key)
+    if "first_ver" not in lake.table(file.name).read(spark).columns:
+        return None, set()
+    going = new.where("ver > 0").groupBy(*key).agg(F.min("ver").alias("first")).where("first > 1")
+    if carried is not None:
+        going = going.join(carried.select(*key), key, "left_anti")
+    ended = lake.table(file.name).read(spark).where(F.col("day") != OPEN)
+    late = ended.join(going.select(*key), key, "left_semi").select(*key, "day").cache()
+    days = {row.day for row in late.select("day").distinct().collect()}
+    return (late.drop("day") if days else None), days
 
-    def _read(self, name: str, paths: list[str]) -> DataFrame:
-        return read(self._spark, self._lake, name, paths)
+
+def _replace(
+    spark: SparkSession, lake: Lake, file: TableFile, upto: Positions, days: Sequence[str] | None
+) -> None:
+    """Make some days of a table anew; None: all of them."""
+    table = lake.table(file.name)
+    rows = selected(spark, file)
+    table.create(to_arrow_schema(rows.schema), "day")
+    if days is not None:
+        rows = rows.where(F.col("day").isin(list(days)))
+    table.write(
+        rows,
+        after=table.positions(list(upto)), upto=upto, partition_by="day",
+        remove=list(table.parts()) if days is None else days,
+    )  # fmt: skip
+
+
+def _give_views(
+    spark: SparkSession,
+    lake: Lake,
+    upto: Positions,
+    days: Sequence[str] | None,
+    targets: Mapping[str, int],
+) -> None:
+    """`events`, `attempts` and `jobs` of some days, and `targets`."""
+    where = "" if days is None else f"day in ({', '.join(repr(day) for day in days)})"
+    for name in ("attempts", "jobs"):
+        lake.table(name).read(spark, where).createOrReplaceTempView(name)
+    span = _span(days)
+    events = lake_events(spark, lake, f"({between(dict.fromkeys(upto, 0), upto)}){span}")
+    if days is not None:
+        events = events.where(day_of(F.col("ts_ms")).isin(list(days)))
+    events.createOrReplaceTempView("events")
+    rows = [{"queue": queue, "target_ms": ms} for queue, ms in targets.items()]
+    spark.createDataFrame(rows, "queue string, target_ms bigint").createOrReplaceTempView("targets")
+
+
+def _span(days: Sequence[str] | None) -> str:
+    """The times of some days, by which files are skipped."""
+    if not days:
+        return ""
+    from datetime import UTC, datetime
+
+    first, last = (datetime.fromisoformat(f"{day}T00:00:00").replace(tzinfo=UTC) for day in
+                   (min(days), max(days)))  # fmt: skip
+    begin, end = int(first.timestamp() * 1000), int(last.timestamp() * 1000) + 86_400_000
+    return f" and ts_ms >= {begin} and ts_ms < {end}"
+
+
+def _targets(lake: Lake, given: Mapping[str, int] | None) -> tuple[dict[str, int], bool]:
+    """The targets to use, and whether they are others than before."""
+    kept = msgspec.json.decode(lake.table("slo").properties().get(_TARGETS) or "{}")
+    before: dict[str, int] = {"": TARGET_MS} | kept
+    wanted = before if given is None else {"": TARGET_MS} | dict(given)
+    return wanted, wanted != before
