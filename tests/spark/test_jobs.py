@@ -140,6 +140,14 @@ async def test_dead_jobs_go_back_once_to_their_queue_or_another(
     assert sum(each["type"] == "reopen" for each in lake_rows(lake)) == 1
 
 
+def test_rows_with_the_same_key_have_each_its_own_result(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(n % 2, f"text {n}") for n in range(4)], "id int, text string")
+    done = run_task(rows, shout, key="id").collect()
+    assert sorted((row.text, row.result) for row in done) == [
+        (f"text {n}", f'"TEXT {n}"') for n in range(4)
+    ]
+
+
 def test_a_task_runs_over_rows_with_the_workers_retries(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(n, f"text {n}") for n in range(12)], "id int, text string")
     done = {row.id: row for row in run_task(rows, shout, key="id").collect()}

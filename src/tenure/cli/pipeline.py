@@ -56,13 +56,13 @@ def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSess
         ),
         environment=os.environ,
     )
-    from tenure.pipeline.spark_errors import one_line
+    from tenure.pipeline.spark_errors import one_line, stop_quietly
 
     try:
         with one_line():
             yield opened
     finally:
-        opened.stop()
+        stop_quietly(opened)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -340,6 +340,43 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
         f"{audited.begins_late:,} begin before the history, {audited.looked_at:,} looked at "
         f"closely; {took_s:.1f} s"
     )
+
+
+@pipeline_command.command("check")
+@_lake_option
+@click.option(
+    "--slo", "shares", multiple=True, metavar="[QUEUE=]SHARE",
+    help="How many jobs must end well within their target, 0.99 say; repeatable.",
+)  # fmt: skip
+@json_option
+def check_command(lake: str, shares: tuple[str, ...], as_json: bool) -> int:
+    """Say what to page about; exit code 8 if there is something.
+
+    Service levels of the newest day (see the table slo), and promises that the last audit found
+    broken. It reads what `tables` and `audit` left, and starts no Spark.
+    """
+    from tenure.pipeline.alerts import alerts
+    from tenure.pipeline.lake.place import Lake
+
+    found = alerts(Lake(lake), dict(_share(each) for each in shares))
+    if as_json:
+        emit({"alerts": found})
+    else:
+        for line in found:
+            emit_text(line)
+        note(f"{len(found)} to look at" if found else "all is well")
+    return Exit.PROBLEMS if found else Exit.OK
+
+
+def _share(text: str) -> tuple[str, float]:
+    queue, separator, share = text.rpartition("=")
+    try:
+        wanted = float(share)
+    except ValueError:
+        wanted = -1
+    if not 0 <= wanted <= 1:
+        raise click.BadParameter(f"--slo is QUEUE=SHARE or SHARE, 0 to 1, not {text!r}")
+    return (queue if separator else "", wanted)
 
 
 @pipeline_command.command("enqueue")

@@ -1,7 +1,7 @@
 """The data pipeline on Spark: keeps, counts and audits every event of every queue.
 
 `source` makes any queue URL a Spark data source, `spark.read.format("tenure")`, for batches,
-streams and writing jobs. `capture` follows journals into a `lake` of Parquet files. `tables` turns
+streams and writing jobs. `capture` follows journals into a `lake` of Delta tables. `tables` turns
 the events into attempts, jobs and hourly metrics; `audit` checks all invariants over the history;
 `enqueue` and `replay` submit jobs in bulk; `mapping` runs a task over a DataFrame; `report` draws
 one page. pyspark is imported only in this package, and only when it is used.

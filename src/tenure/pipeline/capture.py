@@ -13,9 +13,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from py4j.protocol import Py4JError
 
 from tenure.core.errors import UsageError
 from tenure.core.journal import StreamFormat
@@ -36,7 +38,7 @@ MAX_ROWS = 1_000_000
 EVERY_S = 5.0
 _LOOK_S = 0.5
 _WAIT_S = 5.0
-_OPTIMIZE_EVERY = 64
+_TIDY_EVERY = 16
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +136,8 @@ def _start(
 
     def append(batch: DataFrame, number: int) -> None:
         events.append_events(batch)
-        if number % _OPTIMIZE_EVERY == _OPTIMIZE_EVERY - 1:
-            events.optimize()  # small files become large ones
+        if number % _TIDY_EVERY == 0:
+            events.tidy()
 
     stream = spark.readStream.format("tenure").options(**options)
     writer = (
@@ -162,8 +164,9 @@ def _followed(query: StreamingQuery, look: Callable[[], bool]) -> bool:
             return False
         raise
     finally:
-        if query.isActive:
-            query.stop()
+        with suppress(OSError, EOFError, Py4JError):  # if Java has ended, so has the query
+            if query.isActive:
+                query.stop()
     return True
 
 

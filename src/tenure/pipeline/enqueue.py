@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 TASKS = 8
-_CONTROL = {"priority": "int", "delay_ms": "bigint", "gid": "string", "max_attempts": "int"}
+CONTROL = {"priority": "int", "delay_ms": "bigint", "gid": "string", "max_attempts": "int"}
 _TALLY_DDL = (
     "created bigint, replayed bigint, conflict bigint, invalid bigint, reasons array<string>"
 )
@@ -51,25 +51,34 @@ def jobs_of(
     missing = sorted({*key, *([payload] if payload else [])} - set(rows.columns))
     if missing:
         raise UsageError(f"there is no column {missing[0]!r}; there are {', '.join(rows.columns)}")
-    body = [name for name in rows.columns if name not in _CONTROL]
-    content = F.to_json(F.struct(*body), {"ignoreNullFields": "false"})
+    body = [name for name in rows.columns if name not in CONTROL]
     if key:
-        numbered = rows.withColumn("__id", job_id_of(run, key))
+        known = rows.withColumn("__id", job_id_of(run, key))
     else:
-        twins = Window.partitionBy(F.md5(content)).orderBy(F.lit(1))
+        twins = Window.partitionBy(F.md5(content_of(rows))).orderBy(F.lit(1))
         numbered = rows.withColumn("__nth", F.row_number().over(twins))
-        numbered = numbered.withColumn("__id", job_id_of(run, [*body, "__nth"]))
+        known = numbered.withColumn("__id", job_id_of(run, [*body, "__nth"])).drop("__nth")
+    return jobs_by_id(known, task=task, job_id="__id", payload=payload)
+
+
+def jobs_by_id(rows: DataFrame, *, task: str, job_id: str, payload: str = "") -> DataFrame:
+    """Rows as jobs whose ids are in the column `job_id`."""
+    content = content_of(rows.drop(job_id))
     control = [
-        F.col(name).cast(kind).alias(name)
-        for name, kind in _CONTROL.items()
-        if name in rows.columns
+        F.col(name).cast(kind).alias(name) for name, kind in CONTROL.items() if name in rows.columns
     ]
-    return numbered.select(
-        F.col("__id").alias("job_id"),
+    return rows.select(
+        F.col(job_id).alias("job_id"),
         F.lit(task).alias("task"),
         (F.col(payload) if payload else content).alias("payload"),
         *control,
     )
+
+
+def content_of(rows: DataFrame) -> Column:
+    """A row as the payload of its job: all columns but those that are options of the job."""
+    body = [name for name in rows.columns if name not in CONTROL]
+    return F.to_json(F.struct(*body), {"ignoreNullFields": "false"})
 
 
 def job_id_of(run: str, key: Sequence[str]) -> Column:

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import machines, open_ledger, open_queue
-from tenure.pipeline.enqueue import enqueue, job_id_of, jobs_of, run_name
+from tenure.pipeline.enqueue import content_of, enqueue, job_id_of, jobs_by_id, run_name
 from tenure.worker import Settings, Task, Worker
 
 if TYPE_CHECKING:
@@ -54,16 +55,25 @@ def run_task(
 ) -> DataFrame:
     """Run the task for each row; adds `state`, `result` and `error` (JSON), and `attempts`.
 
-    The handler gets the row as an object. `key` names the column that tells rows apart; the result
-    is joined to the rows by it. A handler must be importable on the executors.
+    The handler gets the row as an object. `key` names the column that tells rows apart; rows with
+    the same key are told apart by their content. A handler must be importable on the executors.
     """
     if key not in rows.columns:
         raise UsageError(f"key: there is no column {key!r}; there are {', '.join(rows.columns)}")
     name = run or run_name("run_task", task.name, url or secrets.token_hex(8))
-    jobs = jobs_of(rows, task=task.name, run=name, key=[key])
+    known = _known(rows, name, key)
+    jobs = jobs_by_id(known, task=task.name, job_id="job_id")
     results = _through(jobs, url, timeout_s) if url else _on_executors(jobs, task, concurrency)
-    known = rows.withColumn("job_id", job_id_of(name, [key]))
     return known.join(results, "job_id", "left").drop("job_id")
+
+
+def _known(rows: DataFrame, run: str, key: str) -> DataFrame:
+    """With the id of each row's job: by its key, and its number among rows of the same key."""
+    twins = Window.partitionBy(key).orderBy(F.md5(content_of(rows)))
+    numbered = rows.withColumn("__nth", F.row_number().over(twins))
+    first, others = job_id_of(run, [key]), job_id_of(run, [key, "__nth"])
+    job_id = F.when(F.col("__nth") == 1, first).otherwise(others)
+    return numbered.withColumn("job_id", job_id).drop("__nth")
 
 
 def _on_executors(jobs: DataFrame, task: Task, concurrency: int) -> DataFrame:

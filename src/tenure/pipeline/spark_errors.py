@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from tenure.core import errors
 from tenure.core.errors import StoreError, TenureError
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _ERROR = re.compile(r"([A-Za-z_][\w.]*): (.*)")
 _END = ("=== Streaming Query", "JVM stacktrace")
-_NO_CONNECTOR = ("S3AFileSystem not found", 'No FileSystem for scheme "s3')
 
 
 class SparkFailed(TenureError):
@@ -23,17 +26,23 @@ class SparkFailed(TenureError):
 @contextmanager
 def one_line() -> Iterator[None]:
     """Turn errors that Spark raises inside into `TenureError`s with the cause as their message."""
+    from py4j.protocol import Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise plain(str(error)) from error
+    except (Py4JNetworkError, ConnectionError, EOFError) as error:
+        raise SparkFailed("the Java process of Spark has ended; was it killed?") from error
 
 
-def lacks_connector(text: str) -> bool:
-    """Whether Spark says that it has no connector for a bucket."""
-    return any(words in text for words in _NO_CONNECTOR)
+def stop_quietly(spark: SparkSession) -> None:
+    """End a session, also one whose Java process is gone."""
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, OSError, EOFError):
+        spark.stop()
 
 
 def plain(text: str) -> TenureError:

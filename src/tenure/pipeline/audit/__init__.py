@@ -1,7 +1,8 @@
-"""The audit: checks every invariant over the whole history.
+"""The audit: checks every invariant that a journal can show over the whole history.
 
-`proof` proves most jobs correct by sums over columns, without a sort; `parts` distributes this over
-Spark tasks. Jobs that it cannot prove are checked event by event (`explain`) with the checker of
-the chaos tests, which names the broken invariant and shows the events. `order` and `lines` check
-invariants over several jobs. `run` combines these steps; `lakes` continues after the last audit.
+`proof.sql` proves most jobs correct by one aggregation, without a sort; `summary.sql` counts them,
+checks the order of claims, and keeps the jobs that are open or in doubt. Jobs in doubt are checked
+event by event (`explain`) with the checker of the chaos tests, which names the broken invariant and
+shows the events. `lines` and `deliveries` check invariants over several jobs. `run` combines these
+steps; `lakes` continues after the last audit.
 """

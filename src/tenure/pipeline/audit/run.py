@@ -15,14 +15,12 @@ from tenure.pipeline.audit import lines
 from tenure.pipeline.audit.deliveries import NOT_HERE, gone_back
 from tenure.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
 from tenure.pipeline.audit.invariants import (
-    IN_LINE,
     INVARIANTS,
     TELLING,
-    TIMED,
     Invariant,
     applies_to,
 )
-from tenure.pipeline.audit.steps import CONTRACTS, known_steps
+from tenure.pipeline.audit.steps import CONTRACTS, STEP_NUMBERS, known_steps, marks_of
 from tenure.pipeline.events import filled
 from tenure.pipeline.schema import NAMES
 from tenure.store.files import package_folder
@@ -251,18 +249,18 @@ class Audit:
 
 def _proof(spark: SparkSession, history: History) -> DataFrame:
     """One row per job, by `proof.sql`."""
-    spark.createDataFrame(known_steps()).createOrReplaceTempView("steps")
+    step_h = F.xxhash64("contract", "type", "from_state", "to_state").alias("step_h")
+    steps = spark.createDataFrame(known_steps())
+    steps.select(step_h, *STEP_NUMBERS).createOrReplaceTempView("steps")
     empty = ", ".join(f"{name} bigint" for name in ROW)
     carried = history.carried if history.carried is not None else spark.createDataFrame([], empty)
     carried.select(*ROW).createOrReplaceTempView("carried")
-    contract, code = F.col("contract"), F.lit(None).cast("int")
-    for number, name in enumerate(CONTRACTS):
-        code = F.when(contract == name, number).otherwise(code)
+    marks = F.lit(0)
+    for name in CONTRACTS:
+        marks = F.when(F.col("contract") == name, marks_of(name)).otherwise(marks)
     history.new.where("ver is not null").select(
         *NEEDED,
-        code.alias("code"),
-        contract.isin(*TIMED).alias("timed"),
-        contract.isin(*IN_LINE).alias("in_line"),
+        marks.cast("bigint").alias("contract_marks"),
         (F.col("journal").isin(*history.cut) if history.cut else F.lit(False)).alias("cut"),
     ).createOrReplaceTempView("new_events")
     return spark.sql(_sql("proof"))

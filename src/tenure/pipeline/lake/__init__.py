@@ -1,11 +1,9 @@
-"""The lake: events in Parquet files, with the progress of capture, known gaps, and tables.
+"""The lake: a folder or bucket of Delta tables.
 
-    lake.json                                   what this is, and its schema's version
-    events/day=2026-11-16/<journal>~<after>~<upto>.parquet      one range of one journal and day
-    gaps/<journal>~<after>.json                 a part of a journal that was removed unread
-    tables/<name>/day=.../*.parquet             made from the events by `tables`
-    _capture/                                   how far capture has come
+    events              every event, by journal; rows of type `gap` under the journal `gaps`
+    attempts, jobs ...  made from the events by the files of `tables`
+    violations, audit_runs, audit_open      what audits found, their summaries, and what they carry
 
-A file's name says which range it holds. So a batch that is written again after a crash replaces its
-files, and a larger file that covers others makes them superfluous.
+`place` knows where a lake is, `table` what can be done with a table, `delta_rs` how Spark reads and
+writes one without a jar. Every table knows up to which position of each journal its rows go.
 """

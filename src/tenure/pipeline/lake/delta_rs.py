@@ -48,6 +48,7 @@ MOVED = "the table has moved on"
 _ROWS_IN_GROUP = 131_072
 _ROWS_WAITING_MAX = 1_000_000
 _TRIES = 20
+_TEXT_MAX, _LAST = 32, "\U0010ffff"
 _UNITS, _BASE = "#units", "#base"
 
 
@@ -384,17 +385,32 @@ class _File:
 
 
 def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
-    """The least and the greatest of the columns of numbers, by which readers skip files."""
-    least: dict[str, int] = {}
-    most: dict[str, int] = {}
+    """Of every column the least and the greatest value and how many are null.
+
+    Readers skip files by them. Some take a column without them for one without values, so they are
+    complete.
+    """
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
     for group in range(footer.num_row_groups):
         for at in range(footer.num_columns):
             column = footer.row_group(group).column(at)
             found, name = column.statistics, column.path_in_schema
-            if column.physical_type not in ("INT32", "INT64") or "." in name:
-                continue
-            if found is None or not found.has_min_max:
-                continue
-            least[name] = min(found.min, least.get(name, found.min))
-            most[name] = max(found.max, most.get(name, found.max))
-    return {"numRecords": footer.num_rows, "minValues": least, "maxValues": most}
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if found.has_min_max:
+                least[name] = min(found.min, least.get(name, found.min))
+                most[name] = max(found.max, most.get(name, found.max))
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": {name: _short(value) for name, value in least.items()},
+        "maxValues": {name: _short(value, _LAST) for name, value in most.items()},
+        "nullCount": nulls,
+    }
+
+
+def _short(value: Any, end: str = "") -> Any:
+    """A long text is cut; one that is to be the greatest gets an end that none exceeds."""
+    if isinstance(value, str) and len(value) > _TEXT_MAX:
+        return value[:_TEXT_MAX] + end
+    return value

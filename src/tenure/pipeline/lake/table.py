@@ -6,13 +6,14 @@ This is all that the pipeline asks of a table format.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tenure.pipeline.lake.delta_rs import (
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 _TARGET_BYTES = 256 << 20
+_FILES_MANY = 64
+_KEEP_HOURS = 7 * 24
 
 
 class Table:
@@ -191,6 +194,16 @@ class Table:
         table = self.opened()
         if table is not None and not properties.items() <= table.metadata().configuration.items():
             table.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+    def tidy(self) -> None:
+        """Make large files of many small ones, and remove those that nobody can be reading."""
+        table = self.opened()
+        if table is None or len(table.file_uris()) < _FILES_MANY:
+            return
+        # It can wait: the next one has the same to do.
+        with suppress(DeltaError, OSError):
+            self.optimize()
+            self.vacuum(_KEEP_HOURS)
 
     def optimize(self) -> None:
         """Make large files of small ones; readers of older versions are not disturbed."""

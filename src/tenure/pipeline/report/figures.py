@@ -46,7 +46,7 @@ def figures_of(spark: SparkSession, lake_path: str) -> Figures:
     metrics, jobs = lake.read(spark, "metrics_hourly"), lake.read(spark, "jobs")
     journals = lake.journals()
     finished = jobs.where("is_final")
-    dead = finished.where("last.type = 'bury'")
+    dead = finished.where("last_type = 'bury'")
     return Figures(
         lake=lake_path,
         events=sum(journals.values()),

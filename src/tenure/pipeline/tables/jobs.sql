@@ -18,7 +18,10 @@ with parts as (
   from new_events where ver > 0
   union all
   select journal, contract, queue, job_id, first_ver, submitted_ms, first_claimed_ms, task, due_ms,
-    priority, gid, max_attempts, last, starts, completions, retries, lost, releases, epochs
+    priority, gid, max_attempts,
+    struct(last_ver as ver, state, kind, last_ms as ts_ms, last_type as type, error_code, worker_id,
+      attempt, fence),
+    starts, completions, retries, lost, releases, epochs
   from carried
 ), merged as (
   select journal, contract, queue, job_id, min(first_ver) as first_ver,
@@ -33,9 +36,13 @@ with parts as (
     if(last.kind = 'final' or last.type = 'remove', last.ts_ms, null) as ended_ms
   from merged
 )
-select *, if(last.type = 'remove', 'removed', last.state) as state, last.error_code as error_code,
+select journal, contract, queue, job_id, task, gid, priority, max_attempts,
+  if(last.type = 'remove', 'removed', last.state) as state, is_final, last.kind as kind,
+  last.type as last_type, last.ver as last_ver, last.ts_ms as last_ms, last.error_code as error_code,
   last.worker_id as worker_id, last.attempt as attempt, last.fence as fence,
+  first_ver, submitted_ms, due_ms, first_claimed_ms, ended_ms,
   first_claimed_ms - greatest(submitted_ms, due_ms) as wait_ms,
   ended_ms - submitted_ms as total_ms,
+  starts, completions, retries, lost, releases, epochs,
   coalesce(date_format(timestamp_millis(ended_ms), 'yyyy-MM-dd'), 'open') as day
 from ended

@@ -20,7 +20,7 @@ with of_attempts as (
   from of_attempts group by 1, 2, 3, 4, 5
 ), by_job as (
   select ended_ms - ended_ms % 3600000 as hour_ms, contract, queue, coalesce(task, '') as task,
-    coalesce(worker_id, '') as worker_id, count(*) as jobs, count_if(last.type = 'bury') as dead,
+    coalesce(worker_id, '') as worker_id, count(*) as jobs, count_if(last_type = 'bury') as dead,
     percentile(total_ms, array(0.5, 0.95, 0.99)) as total
   from jobs where ended_ms is not null group by 1, 2, 3, 4, 5
 ), by_submit as (

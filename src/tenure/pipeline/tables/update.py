@@ -95,6 +95,8 @@ def update_tables(
         _give_views(spark, lake, upto, None, wanted)
         _replace(spark, lake, next(file for file in by_day if file.name == "slo"), upto, None)
         lake.table("slo").set_properties({_TARGETS: msgspec.json.encode(wanted).decode()})
+    for file in table_files():
+        lake.table(file.name).tidy()
     return Updated(days=sorted(days), is_new=bool(days) or is_other or not in_step)
 
 
@@ -169,6 +171,8 @@ def _late(
     going = new.where("ver > 0").groupBy(*key).agg(F.min("ver").alias("first")).where("first > 1")
     if carried is not None:
         going = going.join(carried.select(*key), key, "left_anti")
+    if going.isEmpty():
+        return None, set()
     ended = lake.table(file.name).read(spark).where(F.col("day") != OPEN)
     late = ended.join(going.select(*key), key, "left_semi").select(*key, "day").cache()
     days = {row.day for row in late.select("day").distinct().collect()}
