@@ -35,6 +35,11 @@ for step in json.load(sys.stdin):
 Step = list[str] | str
 
 
+def _command(words: list[str], where: Sequence[str]) -> list[str]:
+    """The command with where Spark runs, if it needs one."""
+    return ["pipeline", *words, *(() if words[0] == "check" else where)]
+
+
 def typed(
     folder: Path,
     *steps: Step,
@@ -42,7 +47,7 @@ def typed(
     environment: Mapping[str, str] | None = None,
 ) -> list[tuple[int, str]]:
     """Exit code and stdout of each step; commands are told `where` Spark runs."""
-    given = [step if isinstance(step, str) else ["pipeline", *step, *where] for step in steps]
+    given = [step if isinstance(step, str) else _command(step, where) for step in steps]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -44,6 +45,9 @@ def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSess
     from tenure.pipeline.session import SparkSettings, open_session
 
     note("starting Spark")
+    # Py4J logs tracebacks, some of them as the root, where a command is interrupted or Java ends.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     opened = open_session(
         SparkSettings(
             master=spark["master"],

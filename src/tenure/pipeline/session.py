@@ -6,7 +6,6 @@ rest of the pipeline uses only calls that work with all three.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import tempfile
@@ -142,8 +141,6 @@ def _classic(
     builder = kind.builder.appName("tenure").master(settings.master)
     for name, value in (conf | dict(settings.conf)).items():
         builder = builder.config(name, value)
-    # It would print tracebacks of its own where Java ended.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _python(sys.executable):
         return builder.getOrCreate()
 
