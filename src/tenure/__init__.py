@@ -9,7 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.core.errors import LeaseLost, TenureError
+    from tenure.client.client import Client
+    from tenure.client.handle import Handle
+    from tenure.core.errors import (
+        Conflict,
+        InvalidJob,
+        InvalidResult,
+        JobCancelled,
+        JobFailed,
+        LeaseLost,
+        NotFound,
+        QueueFull,
+        StoreUnreachable,
+        TenureError,
+        Timeout,
+    )
     from tenure.core.job import NewJob
     from tenure.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
     from tenure.core.registry import open_ledger, open_queue
@@ -20,16 +34,27 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cancel",
+    "Client",
+    "Conflict",
     "Fatal",
+    "Handle",
+    "InvalidJob",
+    "InvalidResult",
     "Job",
+    "JobCancelled",
+    "JobFailed",
     "LeaseLost",
     "NewJob",
+    "NotFound",
     "Park",
+    "QueueFull",
     "RateLimit",
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "StoreUnreachable",
     "TenureError",
+    "Timeout",
     "Worker",
     "exponential",
     "fixed",
@@ -39,7 +64,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "core.errors": ("LeaseLost", "TenureError"),
+    "client.client": ("Client",),
+    "client.handle": ("Handle",),
+    "core.errors": (
+        *("Conflict", "InvalidJob", "InvalidResult", "JobCancelled", "JobFailed", "LeaseLost"),
+        *("NotFound", "QueueFull", "StoreUnreachable", "TenureError", "Timeout"),
+    ),
     "core.job": ("NewJob",),
     "core.registry": ("open_ledger", "open_queue"),
     "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),

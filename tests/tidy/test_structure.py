@@ -40,6 +40,8 @@ MACHINE_PATHS = re.compile(
 # Modules that nothing imports because they are looked up by name: the parts of a contract's folder
 # (core/registry.py) and what the gateway mounts of it.
 PARTS_OF_A_CONTRACT = {"queue", "journal", "ledger", "routes"}
+# Modules that applications import, and nothing of ours.
+FOR_APPLICATIONS = {"tenure.sync", "tenure.testing"}
 
 MODULES = files(SRC, "*.py")
 
@@ -178,7 +180,7 @@ def entries() -> set[str]:
         for path in folder.glob("*.py")
         if path.stem in PARTS_OF_A_CONTRACT
     }
-    return scripts | parts
+    return scripts | parts | FOR_APPLICATIONS
 
 
 def test_every_module_is_used_by_another_one() -> None:

@@ -22,7 +22,8 @@ from tenure.cli.output import note
 from tenure.core.errors import UsageError
 from tenure.core.registry import open_part
 from tenure.store.files import why_untrusted
-from tenure.worker.task import Task, task
+from tenure.worker.decorator import task
+from tenure.worker.task import Task
 
 if TYPE_CHECKING:
     from tenure.tasks import TaskSettings

@@ -32,8 +32,9 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Fatal
 from tenure.core.registry import open_ledger, open_queue
 from tenure.tasks import TASKS, SampleFailure
+from tenure.worker.decorator import task
 from tenure.worker.job import Job
-from tenure.worker.task import Task, task
+from tenure.worker.task import Task
 
 _KEEP_MS = 3_600_000
 _WAITING_MAX = 30

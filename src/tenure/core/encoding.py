@@ -38,7 +38,17 @@ def escaped(match: re.Match[str]) -> str:
 
 
 _LARGE = 32 * 1024
-encode = msgspec.json.Encoder().encode
+
+
+def as_builtin(value: Any) -> Any:
+    """What msgspec cannot encode: a pydantic model as its fields; anything else is a TypeError."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json")
+
+
+encode = msgspec.json.Encoder(enc_hook=as_builtin).encode
 _decode = msgspec.json.Decoder().decode
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -118,7 +128,7 @@ def plain(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if isinstance(value, msgspec.Raw):
         return msgspec.json.decode(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    return as_builtin(value)
 
 
 def _refuse(word: str) -> Any:

@@ -96,6 +96,15 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b"{}"
 
 
+def position(event_id: str) -> tuple[int, ...]:
+    """An event id as something that can be compared.
+
+    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
+    True
+    """
+    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
+
+
 KEY_CHARS_MAX = 255
 
 

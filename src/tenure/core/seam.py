@@ -211,6 +211,9 @@ class Journal(Protocol):
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Like `read`, but waits for the first event."""
 
+    async def last(self) -> str:
+        """A position that no event before it can still be added to: everything later is new."""
+
     async def close(self) -> None:
         """Let go of connections."""
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from tenure.client.feed import follow_ledger
 from tenure.core.endpoint import Endpoint, Submits
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.job import JobEvent, NewJob, Submitted
+from tenure.core.job import NewJob, Submitted
 from tenure.core.redaction import Redaction
 from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
 from tenure.core.seam import Ledger
 from tenure.core.state import MACHINES
 from tenure.dashboard.queues import OpenQueue
 from tenure.dashboard.views import Warn
-from tenure.gateway.feed import Feed, FollowLedger
+from tenure.gateway.feed import Feed
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.batcher import Batcher
@@ -89,7 +89,7 @@ def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> ServedQueue:
     ledger, journal = open_ledger(url), open_journal(url)
     machine = MACHINES.get(parsed.contract)
     feed = Feed(
-        cast("FollowLedger", ledger if hasattr(ledger, "changes") else _OneByOne(ledger)),
+        follow_ledger(ledger),
         journal,
         final=machine.final if machine else (),
         sweep_ms=settings.sweep_ms,
@@ -116,18 +116,6 @@ def _outbox(url: str) -> Ledger | None:
         return cast("Ledger | None", open_part(url, "outbox"))
     except UsageError:
         return None
-
-
-class _OneByOne:
-    """`changes` for a ledger that has only `events`."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.get = ledger.get
-        self.events = ledger.events
-
-    async def changes(self, cursors: dict[str, str]) -> dict[str, list[JobEvent]]:
-        asked = [self.events(job_id, after=after) for job_id, after in cursors.items()]
-        return dict(zip(cursors, await asyncio.gather(*asked), strict=True))
 
 
 class SubmitBatcher:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
-from tenure.core.job import JobEvent
+from tenure.core.job import JobEvent, position
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
@@ -61,20 +61,13 @@ def comment(text: str, *, retry_ms: int = 0) -> bytes:
     return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
 
 
-def position(event_id: str) -> tuple[int, ...]:
-    """An event id as something that can be compared.
-
-    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
-    True
-    """
-    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
-
-
 def _data(raw: bytes) -> object:
     """Encoded anew: the data of a frame is JSON without a line break."""
     return answer_json(raw) if raw else {}
 
 
+_EXPIRED = comment("the job has expired")
+_UNREADABLE = comment("the events of this job cannot be read")
 _TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Event-ID")
 
 
@@ -146,6 +139,17 @@ class Subscriber:
                 self.on_overflow()
             return
         self._wake()
+
+    def take(self, event: JobEvent, *, at: tuple[int, ...], last: bool) -> bool:
+        """Add one event, in a frame of its own."""
+        return self.event(event, frame(event), at=at, last=last)
+
+    def finish(self, last: JobEvent | None) -> None:
+        """End the stream with an event that has no position, or because it cannot be read."""
+        if last is None:
+            self.end(_UNREADABLE)
+        else:
+            self.end(unnumbered(last) + (_EXPIRED if last.type == "expired" else b""))
 
     def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
         """Add one event unless it was sent before; `last` ends the stream after it."""

@@ -87,6 +87,10 @@ class SqlJournal:
                 return events
             await self._listener.wait(min(left_ms, _WAIT_MS))
 
+    async def last(self) -> str:
+        """The position up to which no open transaction can still add an event."""
+        return str(await self._engine.settled_position())
+
     def since(self, ts_ms: int) -> str:
         """A position before everything that happened since then."""
         return f"{_AT}{ts_ms}"

@@ -139,6 +139,11 @@ class StreamJournal:
                 return events
             entry_id = reply[0][1][-1][0].decode()  # another program wrote all of them
 
+    async def last(self) -> str:
+        """The id of the newest entry."""
+        entries = await self._redis.call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return entries[0][0].decode() if entries else ""
+
     def since(self, ts_ms: int) -> str:
         """The position before everything that happened since then."""
         return f"{ts_ms}-0"

@@ -19,7 +19,8 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal
 from tenure.core.retry import RetryPolicy, exponential
-from tenure.worker.task import Task, task
+from tenure.worker.decorator import task
+from tenure.worker.task import Task
 
 if TYPE_CHECKING:
     from tenure.tasks.model import Running

@@ -177,7 +177,7 @@ class Executor:
         try:
             if task.kind == "async":
                 attempt.begun = True
-                value = await task.handler(attempt.job)
+                value = await task.run(attempt.job)
             else:
                 value = await self._pools.run(attempt, task, self._begun)
             if task.kind == "process":

@@ -239,7 +239,7 @@ def _find_handler(module: str, file: str, qualname: str) -> Handler:
     found: Any = _module(module, file)
     for part in qualname.split("."):
         found = getattr(found, part)
-    handler: Handler = found.handler if isinstance(found, Task) else found
+    handler: Handler = found.run if isinstance(found, Task) else found
     return handler
 
 
@@ -453,6 +453,6 @@ def _in_thread(attempt: Attempt, task: Task, begun: Callable[[Attempt], None]) -
         if attempt.ended:
             return None
         loop.call_soon_threadsafe(begun, attempt)
-        return context.run(task.handler, job)
+        return context.run(task.run, job)
 
     return call

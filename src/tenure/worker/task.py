@@ -1,17 +1,30 @@
-"""Handlers and their names: the `task` decorator, and the registry a worker looks them up in."""
+"""A handler with its name and how to run it, and the registry a worker looks handlers up in."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
+from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError
+from tenure.core.portable import SubmitOptions
 from tenure.core.retry import RetryPolicy
+from tenure.worker.parameters import Parameters
+
+if TYPE_CHECKING:  # a plain `Task` is one of any parameters and any result
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 Kind = Literal["async", "thread", "process"]
 Handler = Callable[..., Any]
@@ -25,8 +38,12 @@ worker that one of them starts at import time must not start again there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A handler with its name and how to run it. Calling it calls the handler, as in a test."""
+class Task(Generic[P, R]):
+    """A handler with its name and how to run it. Calling it calls the handler, as in a test.
+
+    `P` are the parameters that come from the payload, `R` is the type of the result. `run` takes
+    the job: of a typed handler it reads the payload first, any other handler it is.
+    """
 
     name: str
     handler: Handler
@@ -35,60 +52,58 @@ class Task:
     retry: RetryPolicy | None = None
     where: tuple[str, str, str] = field(default=("", "", ""))
     backoff: BackoffFunction | None = None
+    parameters: Parameters | None = field(default=None, repr=False, compare=False)
+    run: Handler = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        run = self.handler
+        if self.parameters is not None:
+            run = partial(_run_typed, self.handler, self.parameters)
+        object.__setattr__(self, "run", run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
 
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """A call of this task, to be submitted with options or with others.
 
-def task(
-    name: str,
-    *,
-    timeout_s: float | None = None,
-    retry: RetryPolicy | None = None,
-    process: bool = False,
-    backoff: BackoffFunction | None = None,
-) -> Callable[[Handler], Task]:
-    """Make a function the handler of the jobs called `name` ("*": of all that have no other).
+        Raises `InvalidJob` for arguments that the handler would not take. A handler that takes the
+        job itself is called with one value, or with fields by name: its payload.
+        """
+        if self.parameters is not None:
+            return Call(self, self.parameters.write(args, kwargs))
+        if len(args) > 1 or (args and kwargs):
+            raise UsageError(
+                f"task {self.name!r} takes one payload, a value or fields by name; its handler "
+                "declares no parameters"
+            )
+        return Call(self, payload_of(args[0] if args else kwargs, self.name))
 
-    `async def` runs in the worker's loop, `def` in a thread, and with `process=True` either runs in
-    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt ends
-    as failed with code "timeout". Without `retry` the job's own options in the store decide whether
-    a failure is tried again. Where those name a backoff that the queue does not know, `backoff` is
-    asked: attempts made, the name, the error and the job; it returns ms, or -1 to give the job up.
-    """
-    if not name:
-        raise UsageError('a task needs a name, as in @task("video-generation")')
-    if timeout_s is not None and timeout_s <= 0:
-        raise UsageError(f"task {name!r}: timeout_s is more than 0, not {timeout_s}")
-
-    def decorate(handler: Handler) -> Task:
-        if isinstance(handler, Task):
-            handler = handler.handler
-        is_async = inspect.iscoroutinefunction(handler)
-        kind: Kind = "process" if process else "async" if is_async else "thread"
-        where = _where(handler, name, kind)
-        return Task(name, handler, kind, timeout_s, retry, where, backoff)
-
-    return decorate
+    @property
+    def result_type(self) -> Any:
+        """The type of the result that the handler declares; `Any` where it declares none."""
+        return self.parameters.result if self.parameters is not None else Any
 
 
-def _where(handler: Handler, name: str, kind: Kind) -> tuple[str, str, str]:
-    """Module, file and qualified name: how a child process finds the handler again."""
-    qualname = getattr(handler, "__qualname__", "")
-    if kind == "process" and (not qualname or "<" in qualname):
-        raise UsageError(
-            f"task {name!r}: a process handler must be importable, so define it at the top of a "
-            f"module (this one is {qualname or handler!r})"
-        )
-    code = getattr(handler, "__code__", None)
-    return _module_name(handler), code.co_filename if code else "", qualname
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """A task with its payload, JSON that the task has checked, and options of the submit."""
+
+    task: Task[..., R]
+    payload: bytes
+    options: SubmitOptions = field(default_factory=SubmitOptions)
+
+    def with_options(self, **options: Unpack[SubmitOptions]) -> Call[R]:
+        """The same call, to be submitted with these options."""
+        return replace(self, options={**self.options, **options})
 
 
-def _module_name(handler: Handler) -> str:
-    """`__main__` has a better name when it was started by `python -m`."""
-    name = handler.__module__
-    spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
-    return spec.name if spec is not None else name
+def _run_typed(handler: Handler, parameters: Parameters, job: Any) -> Any:
+    """Read the payload and call the handler; what it raises before that is `Fatal`."""
+    given = parameters.read(job.lease.payload)
+    if parameters.job:
+        given[parameters.job] = job
+    return handler(**given)
 
 
 class Tasks:
@@ -103,6 +118,8 @@ class Tasks:
                 raise UsageError(f"{each!r} is not a task; decorate it with @task(name)")
             if each.name in self._by_name:
                 raise UsageError(f"task {each.name!r} has two handlers; one must go")
+            if each.parameters is not None:
+                each.parameters.check()
             self._by_name[each.name] = each
         if not self._by_name:
             raise UsageError("a worker needs at least one task")

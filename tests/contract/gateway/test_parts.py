@@ -11,14 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from tenure.core.errors import ReplyLost, StoreUnreachable
-from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, position
 from tenure.core.journal import JournalEvent
 from tenure.gateway.connections import Joined
 from tenure.gateway.feed import Feed
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from tenure.gateway.problems import CODES, Problem
 from tenure.gateway.served import SubmitBatcher
-from tenure.gateway.sse import HEARTBEAT, comment, frame, position
+from tenure.gateway.sse import HEARTBEAT, comment, frame
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -127,6 +127,9 @@ class Held:
         await self.moved.wait()
         self.moved.clear()
         return [JournalEvent(seq="9", contract="x", queue="x", job_id="j", type="report", ts_ms=1)]
+
+    async def last(self) -> str:
+        return ""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         return []

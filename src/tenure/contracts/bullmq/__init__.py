@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.contracts.bullmq.journal import BullmqJournal, tape
+from tenure.contracts.bullmq.journal import BullmqJournal, BullmqNews, tape
 from tenure.contracts.bullmq.ledger import BullmqLedger, Metrics, SchedulerRecord
 from tenure.contracts.bullmq.options import Options
 from tenure.contracts.bullmq.producer import Flow, Producer, open_events, open_producer
@@ -45,6 +45,12 @@ def open_journal(url: QueueUrl) -> BullmqJournal:
     """The journal of the same queue."""
     options, store = _parts(url)
     return BullmqJournal(Redis(store, name="tenure"), options)
+
+
+def open_news(url: QueueUrl) -> BullmqNews:
+    """What names the jobs that move, for those who follow them."""
+    options, store = _parts(url)
+    return BullmqNews(Redis(store, name="tenure"), options)
 
 
 def journal_tape(url: QueueUrl) -> StreamFormat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from tenure.contracts.bullmq.records import (
     STATES,
     Children,
     Finder,
+    events_by_job,
     json_or_text,
     number,
     read_children,
@@ -30,7 +31,7 @@ from tenure.contracts.bullmq.records import (
 from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
 from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
-from tenure.core.job import JobEvent, JobRecord
+from tenure.core.job import JobEvent, JobRecord, position
 from tenure.core.seam import (
     PAGE_BYTES,
     READ_STEP,
@@ -47,6 +48,7 @@ from tenure.store.resend import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _EVENTS_SCANNED_MAX = 100_000
+_EVENTS_STEP = 1_000
 # Events that repeat another one or belong to another request.
 _NOT_SHOWN = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 
@@ -205,6 +207,24 @@ class BullmqLedger:
             size = sum(len(text) for _, flat in entries for text in flat)
             count = min(2_000, 4 * count) if size < PAGE_BYTES // 8 else READ_STEP
         return first_page(events, limit)
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its own position: the stream is read once."""
+        if not cursors:
+            return {}
+        first = min(cursors.values(), key=position)
+        start, found = f"({first}" if first else "-", dict[str, list[JobEvent]]()
+        for _ in range(_EVENTS_SCANNED_MAX // _EVENTS_STEP):
+            entries = await self._redis.call(
+                "XRANGE", self._scripts.keys.events, start, "+", "COUNT", _EVENTS_STEP
+            )
+            for job_id, events in events_by_job(entries, cursors).items():
+                shown = [event for event in events if event.type not in _NOT_SHOWN]
+                found.setdefault(job_id, []).extend(shown)
+            if len(entries) < _EVENTS_STEP:
+                break
+            start = f"({entries[-1][0].decode()}"
+        return found
 
     async def pause(self) -> None:
         """Hand out no more leases."""

@@ -10,8 +10,8 @@ import msgspec
 
 from tenure.contracts.bullmq.options import CONTRACT, Options, keys, read_options
 from tenure.core.encoding import from_json
-from tenure.core.errors import ServerError, TenureError
-from tenure.core.job import JobEvent, JobRecord
+from tenure.core.errors import JobFailed, ServerError
+from tenure.core.job import JobEvent, JobRecord, position
 from tenure.store.redis import Arg, Redis
 
 _EXACT_MAX = 2**53
@@ -41,7 +41,7 @@ def _record_of(
         state=state,
         payload=raw.get(b"data", b"null"),
         result=raw.get(b"returnvalue", b""),
-        error=_error(raw),
+        error=_error(raw, cancelled=len(own) == 6 and own[4] == b"cancel"),
         attempt=made + stalled + (state == "active"),
         max_attempts=options.attempts + stalled if options.attempts else 0,
         fence=count(b"ats"),
@@ -66,8 +66,11 @@ def number(raw: bytes | int) -> int:
     return value if abs(value) <= _EXACT_MAX else 0
 
 
-def _error(raw: dict[bytes, bytes]) -> bytes:
-    """What BullMQ keeps of a failure, as JSON: the reason, and the stack of the last attempt."""
+def _error(raw: dict[bytes, bytes], *, cancelled: bool) -> bytes:
+    """What BullMQ keeps of a failure, as JSON: the reason, and the stack of the last attempt.
+
+    BullMQ has no state for cancelled jobs: those that our own scripts ended are told by the code.
+    """
     reason = raw.get(b"failedReason")
     if reason is None:
         return b""
@@ -79,7 +82,7 @@ def _error(raw: dict[bytes, bytes]) -> bytes:
     shown = {
         "message": reason.decode(errors="replace"),
         "stack": stack,
-        "code": _error_name(str(stack)),
+        "code": "cancelled" if cancelled else _error_name(str(stack)),
     }
     return msgspec.json.encode(shown)
 
@@ -300,12 +303,6 @@ class Event(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
-class JobFailed(TenureError):
-    """A job whose end was awaited has failed; the message is its reason."""
-
-    code = "job_failed"
-
-
 class QueueEvents:
     """Follows the events of one queue, for one event loop."""
 
@@ -378,19 +375,31 @@ def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
         if wanted not in flat:  # most are about others, and taking one apart costs more than a look
             continue
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
-        if raw.get(b"jobId") != wanted:
-            continue
-        stamp = raw.get(b"timestamp") or seq.split(b"-")[0]
-        events.append(
-            JobEvent(
-                event_id=seq.decode(),
-                type=raw.get(b"event", b"").decode(errors="replace"),
-                ts_ms=number(stamp),
-                step=raw.get(b"step", b"").decode(errors="replace"),
-                data=_data(raw),
-            )
-        )
+        if raw.get(b"jobId") == wanted:
+            events.append(_job_event(seq, raw))
     return events
+
+
+def events_by_job(entries: list[Any], cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+    """The stream entries about some jobs, each after its own position."""
+    after = {job_id.encode(): (job_id, position(cursor)) for job_id, cursor in cursors.items()}
+    found: dict[str, list[JobEvent]] = {}
+    for seq, flat in entries:
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        wanted = after.get(raw.get(b"jobId", b""))
+        if wanted is not None and position(seq.decode()) > wanted[1]:
+            found.setdefault(wanted[0], []).append(_job_event(seq, raw))
+    return found
+
+
+def _job_event(seq: bytes, raw: dict[bytes, bytes]) -> JobEvent:
+    return JobEvent(
+        event_id=seq.decode(),
+        type=raw.get(b"event", b"").decode(errors="replace"),
+        ts_ms=number(raw.get(b"timestamp") or seq.split(b"-")[0]),
+        step=raw.get(b"step", b"").decode(errors="replace"),
+        data=_data(raw),
+    )
 
 
 def _data(raw: dict[bytes, bytes]) -> bytes:

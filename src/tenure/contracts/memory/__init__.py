@@ -311,6 +311,9 @@ class MemoryJournal:
                     return events
                 await asyncio.wait([change], timeout=left)
 
+    async def last(self) -> str:
+        return str(self._shared.run(lambda store: store.journal_length))
+
     async def close(self) -> None:
         """Nothing is open."""
 

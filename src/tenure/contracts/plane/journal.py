@@ -52,6 +52,10 @@ class PlaneJournal:
                 return events
             await asyncio.sleep(min(left_ms, _LOOK_MS) / 1000)
 
+    async def last(self) -> str:
+        """The position up to which no open transaction can still add an event."""
+        return str(await self._engine.settled_position())
+
     def since(self, ts_ms: int) -> str:
         """The position after which everything that happened since then lies."""
         return self._parts[0].since(ts_ms)

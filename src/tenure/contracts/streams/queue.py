@@ -32,6 +32,7 @@ from tenure.core.job import (
 )
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Outcome, Verdict
+from tenure.core.portable import check_job_options
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, Upkeep
 from tenure.store.redis import Arg, Redis
@@ -423,8 +424,7 @@ def _check(job: NewJob) -> None:
     check_trace(job.trace)
     if job.ttl_ms is not None and job.ttl_ms < 1:
         raise InvalidJob(f"ttl_ms is at least 1, not {job.ttl_ms}")
-    if job.priority or job.gid:
-        raise InvalidJob("this contract has neither priorities nor groups; leave them out")
+    check_job_options(CONTRACT, job)
     if job.options:
         names = ", ".join(sorted(job.options))
         raise InvalidJob(f"this contract has no job options; these were given: {names}")

@@ -1,0 +1,127 @@
+"""The events of workers of another make, which no journal names."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import structlog
+
+from tenure.core.errors import ServerError, StoreError
+from tenure.core.job import JobEvent
+
+_log = structlog.get_logger("tenure.feed")
+
+WAIT_MS = 2_000
+AWAY_S = 0.5
+"""The pause after a failed call of a store."""
+# The reader waits for this long, so that followers that come together are read together.
+_GATHER_S = 0.002
+# It always reads up to so many streams, and more only if there are workers of another make.
+FEW_STREAMS = 200
+# A read costs store and reader some microseconds a stream. The pause after it bounds that share.
+_PAUSE_S_PER_STREAM = 2e-5
+
+
+@runtime_checkable
+class WaitingLedger(Protocol):
+    """A ledger that can wait for the events of many jobs at once."""
+
+    async def wait_changes(
+        self, cursors: Mapping[str, str], *, wait_ms: int
+    ) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its cursor; waits for the first."""
+
+    async def interrupt(self) -> None:
+        """End the wait of `wait_changes` now."""
+
+    async def has_foreign_workers(self) -> bool:
+        """Whether workers of another make take jobs from the queue."""
+
+
+class UnjournaledTail:
+    """Reads events that no journal names: those of workers that know only the contract.
+
+    Such a worker appends to the job's event stream and writes no journal. One blocking read over
+    the streams of the followed jobs returns its events as they happen. Jobs that a worker of ours
+    has claimed are left out. With many followers this reads only while the queue has workers of
+    another make. `cursors` gives the jobs to read, {} if there are more than its argument.
+    `hand_out` takes their events; `read` finds an unreadable stream.
+    """
+
+    def __init__(
+        self,
+        ledger: WaitingLedger,
+        *,
+        cursors: Callable[[float], dict[str, str]],
+        hand_out: Callable[[str, list[JobEvent]], Awaitable[object]],
+        read: Callable[[list[str]], Awaitable[None]],
+        few_streams: int = FEW_STREAMS,
+    ) -> None:
+        self._ledger = ledger
+        self._cursors = cursors
+        self._hand_out = hand_out
+        self._read = read
+        self._few = few_streams
+        self._changed = asyncio.Event()
+        self._waiting = False
+        self._interrupting: asyncio.Task[None] | None = None
+        self.foreign = False
+
+    def add(self) -> None:
+        """There are more jobs to read: wait anew, with them."""
+        self._changed.set()
+        if self._waiting and (self._interrupting is None or self._interrupting.done()):
+            self._interrupting = asyncio.create_task(self._interrupt())
+
+    async def look(self) -> None:
+        """Ask whether there are workers of another make."""
+        was, self.foreign = self.foreign, await self._ledger.has_foreign_workers()
+        if self.foreign and not was:
+            self.add()
+
+    async def run(self) -> None:
+        """Read for as long as the feed does."""
+        while True:
+            self._changed.clear()
+            cursors = self._cursors(math.inf if self.foreign else self._few)
+            if not cursors:
+                await self._changed.wait()
+                await asyncio.sleep(_GATHER_S)
+                continue
+            self._waiting = True
+            try:
+                news = await self._ledger.wait_changes(cursors, wait_ms=WAIT_MS)
+            except Exception as error:
+                await self._recover(error, list(cursors))
+                continue
+            finally:
+                self._waiting = False
+            for job_id, events in news.items():
+                await self._hand_out(job_id, events)
+            await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
+
+    async def _recover(self, error: Exception, job_ids: list[str]) -> None:
+        """After a failed wait: find the unreadable stream, and pause in any case."""
+        if not is_away(error):
+            try:
+                await self._read(job_ids)
+            except Exception as failed:
+                if not is_away(failed):
+                    _log.error("feed_failed", exc_info=failed)
+        await asyncio.sleep(AWAY_S)
+
+    async def _interrupt(self) -> None:
+        try:
+            await self._ledger.interrupt()
+        except Exception as error:  # the store is away: the wait has ended by itself
+            if not is_away(error):
+                raise
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the store as a whole fails, so that waiting helps."""
+    wrong_type = isinstance(error, ServerError) and str(error.reply).startswith("WRONGTYPE")
+    return isinstance(error, StoreError) and not wrong_type

@@ -1,0 +1,180 @@
+"""What callers of every contract share: the portable state of a job, and options of a submit.
+
+A contract keeps its own words for states, and has some of the options. What it does not have is
+refused by name, with the contracts that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from tenure.core.errors import InvalidJob
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.state import MACHINES
+
+State = Literal["waiting", "scheduled", "running", "done", "failed", "cancelled"]
+"""waiting: for a worker. scheduled: for its time. running: a worker has it. done, failed and
+cancelled are the ends; where a contract has one word for the last two, the job's error tells."""
+
+
+class SubmitOptions(TypedDict, total=False):
+    """How a job is to be stored. What its contract does not have is refused.
+
+    id        the job's id: a repeated submit answers with the job there is
+    key       an idempotency key: the same key and payload answer with the same job
+    delay_s   seconds (or a timedelta) before it may run
+    priority  the lowest number runs first
+    attempts  how often it may be started, the first time included
+    group     jobs of a group share the group's limit
+    ttl_s     seconds to live, as the contract means it
+    unique    while a job with this word waits or runs, that job is the answer
+    extra     the contract's own job options, by its own names
+    """
+
+    id: str
+    key: str
+    delay_s: float | timedelta
+    priority: int
+    attempts: int
+    group: str
+    ttl_s: float | timedelta
+    unique: str
+    extra: Mapping[str, Any]
+
+
+STATES: tuple[State, ...] = ("waiting", "scheduled", "running", "done", "failed", "cancelled")
+
+_SCHEDULED = frozenset({"delayed"})
+_CANCELLED = frozenset({"cancelled", "canceled"})
+_MORE_WORDS: Mapping[str, tuple[str, ...]] = {"bullmq": ("paused",)}  # where its jobs may wait too
+_CANCEL_CODES = frozenset({"cancelled", "Cancel"})
+
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "memory": frozenset({"priority", "group", "ttl_s"}),
+    "streams": frozenset({"ttl_s"}),
+    "bullmq": frozenset({"priority", "unique"}),
+    "omniq": frozenset({"group"}),
+    "inbox": frozenset({"priority", "ttl_s"}),
+    "plane": frozenset({"priority", "ttl_s"}),
+}
+"""The options of a submit that not every contract has, by contract."""
+
+# What each of them is called, and the value that means none.
+_MEANS: Mapping[str, tuple[str, Any]] = {
+    "priority": ("priorities", 0),
+    "group": ("groups", ""),
+    "ttl_s": ("time to live", None),
+    "unique": ("unique jobs", ""),
+}
+
+
+class _Code(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+def state_of(record: JobRecord, now_ms: int) -> State:
+    """The portable state of a job; `now_ms` tells whether its time has come."""
+    state = _state_of_word(record.contract, record.state)
+    if state == "waiting" and record.due_ms > now_ms:
+        return "scheduled"
+    if state == "failed" and _is_cancelled(record.error):
+        return "cancelled"
+    return state
+
+
+def end_of(contract: str, word: str) -> State | None:
+    """The end that a state or an event of this name means; None if it is none.
+
+    >>> end_of("plane", "DLQ"), end_of("inbox", "failed"), end_of("bullmq", "progress")
+    ('failed', None, None)
+    """
+    machine = MACHINES.get(contract)
+    if machine is None or word not in machine.final:
+        return None
+    return _state_of_word(contract, word)
+
+
+def final_words(contract: str) -> frozenset[str]:
+    """The contract's own words for the ends of a job."""
+    machine = MACHINES.get(contract)
+    return frozenset(machine.final if machine else ())
+
+
+def own_states(contract: str, states: tuple[State, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The contract's words in which jobs of these states may be found, out of those it knows.
+
+    One word may stand for more: a job found by it is in one of `states` only if `state_of` says so.
+    """
+    wanted = set(states)
+    if wanted & {"waiting", "scheduled"}:
+        wanted |= {"waiting", "scheduled"}  # most contracts have one word for both
+    if "cancelled" in wanted:
+        wanted.add("failed")
+    return tuple(word for word in known if _state_of_word(contract, word) in wanted)
+
+
+def known_words(contract: str) -> tuple[str, ...]:
+    """The contract's own words for all its states."""
+    machine = MACHINES.get(contract)
+    return (*machine.states, *_MORE_WORDS.get(contract, ())) if machine else ()
+
+
+def portable_counts(contract: str, counts: Mapping[str, int]) -> dict[State, int]:
+    """Counts by portable state. What shares a word is counted under `waiting` and `failed`."""
+    totals: dict[State, int] = dict.fromkeys(STATES, 0)
+    for word, count in counts.items():
+        totals[_state_of_word(contract, word)] += count
+    return totals
+
+
+def check_options(contract: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that are given, and that this contract does not have."""
+    has = OPTIONS.get(contract)
+    if has is None:  # a contract from elsewhere: it refuses for itself
+        return
+    for name, (means, none) in _MEANS.items():
+        if name not in has and given.get(name) not in (None, none):
+            others = [other for other, options in OPTIONS.items() if name in options]
+            raise InvalidJob(
+                f"{contract} has no {means} ({name}): leave it out, or use a contract that has it: "
+                f"{', '.join(others)}",
+                contract=contract,
+            )
+
+
+def own_options(contract: str, unique: str) -> dict[str, Any]:
+    """The contract's own job options for the portable ones that it writes in its own way."""
+    return {"deduplication": {"id": unique}} if unique and contract == "bullmq" else {}
+
+
+def check_job_options(contract: str, job: NewJob) -> None:
+    """As `check_options`, for a job of the seam."""
+    if not (job.priority or job.gid or job.ttl_ms is not None):
+        return
+    check_options(contract, {"priority": job.priority, "group": job.gid, "ttl_s": job.ttl_ms})
+
+
+def _state_of_word(contract: str, word: str) -> State:
+    machine = MACHINES.get(contract)
+    if word in _SCHEDULED:
+        return "scheduled"
+    if machine is None or word not in machine.final:
+        is_running = machine is not None and word in machine.running
+        return "running" if is_running else "waiting"
+    if word == machine.final[0]:
+        return "done"
+    return "cancelled" if word in _CANCELLED else "failed"
+
+
+def _is_cancelled(error: bytes) -> bool:
+    if b"ancel" not in error:
+        return False
+    try:
+        return msgspec.json.decode(error, type=_Code).code in _CANCEL_CODES
+    except (msgspec.DecodeError, RecursionError):
+        return False

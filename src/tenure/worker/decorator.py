@@ -1,0 +1,88 @@
+"""The `task` decorator: what makes a function the handler of a task."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from tenure.core.errors import UsageError
+from tenure.core.retry import RetryPolicy
+from tenure.worker.job import Job
+from tenure.worker.parameters import parameters_of
+from tenure.worker.task import BackoffFunction, Handler, Kind, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """What `task(name)` returns. Type checkers see the parameters without the job."""
+
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def task(
+    name: str,
+    *,
+    timeout_s: float | None = None,
+    retry: RetryPolicy | None = None,
+    process: bool = False,
+    backoff: BackoffFunction | None = None,
+) -> Decorator:
+    """Make a function the handler of the jobs called `name` ("*": of all that have no other).
+
+    `def handler(job)` gets the job itself. A handler with typed parameters gets those from the
+    payload, `{"name": "Ada"}` for `def greet(name: str)`, and the job too where its first parameter
+    is `job: Job`. A payload that does not fit fails the job with code "invalid_payload", and is not
+    tried again. Parameters and results are what JSON has, dataclasses, msgspec structs or pydantic
+    models.
+
+    `async def` runs in the worker's loop, `def` in a thread, and with `process=True` either runs in
+    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt ends
+    as failed with code "timeout". Without `retry` the job's own options in the store decide whether
+    a failure is tried again. Where those name a backoff that the queue does not know, `backoff` is
+    asked: attempts made, the name, the error and the job; it returns ms, or -1 to give the job up.
+    """
+    if not name:
+        raise UsageError('a task needs a name, as in @task("video-generation")')
+    if timeout_s is not None and timeout_s <= 0:
+        raise UsageError(f"task {name!r}: timeout_s is more than 0, not {timeout_s}")
+
+    def decorate(handler: Handler) -> Task[..., Any]:
+        if isinstance(handler, Task):
+            handler = handler.handler
+        is_async = inspect.iscoroutinefunction(handler)
+        kind: Kind = "process" if process else "async" if is_async else "thread"
+        where = _where(handler, name, kind)
+        parameters = parameters_of(handler, name)
+        return Task(name, handler, kind, timeout_s, retry, where, backoff, parameters)
+
+    return decorate  # type: ignore[return-value]  # one function for all the overloads
+
+
+def _where(handler: Handler, name: str, kind: Kind) -> tuple[str, str, str]:
+    """Module, file and qualified name: how a child process finds the handler again."""
+    qualname = getattr(handler, "__qualname__", "")
+    if kind == "process" and (not qualname or "<" in qualname):
+        raise UsageError(
+            f"task {name!r}: a process handler must be importable, so define it at the top of a "
+            f"module (this one is {qualname or handler!r})"
+        )
+    code = getattr(handler, "__code__", None)
+    return _module_name(handler), code.co_filename if code else "", qualname
+
+
+def _module_name(handler: Handler) -> str:
+    """`__main__` has a better name when it was started by `python -m`."""
+    name = handler.__module__
+    spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
+    return spec.name if spec is not None else name
