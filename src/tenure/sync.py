@@ -173,9 +173,7 @@ class Client:
         self, calls: Iterable[Any], *, errors: Literal["raise", "return"] = "raise"
     ) -> Sequence[Any]:
         """Store many jobs in as few calls as the store allows; see `tenure.Client.submit_many`."""
-        placed: Sequence[Any] = _running().run(
-            self._here().submit_many(list(calls), errors=errors)  # type: ignore[call-overload]
-        )
+        placed: Sequence[Any] = _running().run(self._here().submit_many(list(calls), errors=errors))
         return [each if isinstance(each, TenureError) else Handle(each) for each in placed]
 
     @overload

@@ -29,7 +29,7 @@ from tenure.core.convert import payload_of, result_decoder
 from tenure.core.encoding import from_json, storable_json
 from tenure.core.lease import Lease, Report
 from tenure.worker import Job, Settings, Task, Worker
-from tenure.worker.job import WRITTEN, Attempt
+from tenure.worker.job import WRITTEN, Attempt, Ending
 
 __all__ = ["Clock", "FakeJob", "MemoryQueue", "run_task", "serving"]
 
@@ -41,8 +41,7 @@ _LEASE_MS = 60_000
 class FakeJob:
     """What `run_task` gives a handler as its job, and what the handler reported.
 
-    `reports` are (type, step, progress, data) in order. Setting `cancelled` is what a worker does
-    when the job is to stop.
+    `reports` are (type, step, progress, data) in order.
     """
 
     id: str = "job-1"
@@ -51,32 +50,32 @@ class FakeJob:
     max_attempts: int = 1
     payload: Any = None
     reports: list[tuple[str, str, Any, Any]] = field(default_factory=list)
-    _attempt: Attempt | None = field(default=None, repr=False)
+    _ending: Ending = field(default="", repr=False)
+    _attempts: list[Attempt] = field(default_factory=list, repr=False)
 
     def cancel(self) -> None:
-        """Ask the handler to stop: `job.cancelled` turns True."""
-        self._made().ended = "cancel"
+        """Ask the handler to stop, before it begins or while it runs: `job.cancelled` is True."""
+        self._ending = "cancel"
+        for attempt in self._attempts:
+            attempt.ended = "cancel"
 
     def job(self) -> Job:
         """The job as the handler sees it."""
-        return Job(self._made(), self._report, "testing")
-
-    def _made(self) -> Attempt:
-        if self._attempt is None:
-            lease = Lease(
-                job_id=self.id,
-                queue="testing",
-                task=self.task,
-                payload=payload_of(self.payload, self.task),
-                attempt=self.attempt,
-                max_attempts=self.max_attempts,
-                fence=self.attempt,
-                token="testing",
-                lease_until_ms=clock_ms() + _LEASE_MS,
-                lease_ms=_LEASE_MS,
-            )
-            self._attempt = Attempt(lease, float("inf"), time.monotonic())
-        return self._attempt
+        lease = Lease(
+            job_id=self.id,
+            queue="testing",
+            task=self.task,
+            payload=payload_of(self.payload, self.task),
+            attempt=self.attempt,
+            max_attempts=self.max_attempts,
+            fence=self.attempt,
+            token="testing",
+            lease_until_ms=clock_ms() + _LEASE_MS,
+            lease_ms=_LEASE_MS,
+        )
+        attempt = Attempt(lease, float("inf"), time.monotonic(), ended=self._ending)
+        self._attempts.append(attempt)
+        return Job(attempt, self._report, "testing")
 
     def _report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
         progress = from_json(report.progress) if report.progress else None

@@ -17,7 +17,6 @@ from tenure.client.records import (
     JobPage,
     QueueCounts,
     job_info,
-    now_ms,
     queue_counts,
 )
 from tenure.core.endpoint import check_stored
@@ -156,16 +155,13 @@ class Client:
         A page may be short, even empty, while `after` says that the search goes on.
         """
         contract = self._connection.contract
-        states: tuple[State, ...] = (state,) if isinstance(state, str) else tuple(state)  # type: ignore[assignment]
+        states: tuple[State, ...] = (state,) if isinstance(state, str) else tuple(state)
         words = own_states(contract, states, known_words(contract)) if states else ()
         name = task if isinstance(task, str) else task.name
         page = await self._connection.ledger.find(
             Query(states=words, task=name, after=after, limit=limit)
         )
-        now = now_ms()
-        found = [
-            job_info(each) for each in page.jobs if not states or state_of(each, now) in states
-        ]
+        found = [job_info(each) for each in page.jobs if not states or state_of(each) in states]
         return JobPage(found, page.after)
 
     async def counts(self) -> QueueCounts:

@@ -45,8 +45,8 @@ class Connection:
     @property
     def queue(self) -> Queue:
         """The side that stores jobs."""
+        self._check_open()
         if self._queue is None:
-            self._check_open()
             self._queue = open_queue(self.url, worker_id="tenure-client")
             self._closing.append(self._queue.close)
         return self._queue
@@ -54,8 +54,8 @@ class Connection:
     @property
     def ledger(self) -> Ledger:
         """The side that reads and steers jobs."""
+        self._check_open()
         if self._ledger is None:
-            self._check_open()
             self._ledger = open_ledger(self.url)
             self._closing.append(self._ledger.close)
         return self._ledger

@@ -10,7 +10,7 @@ import msgspec
 
 from tenure.client.connection import Connection
 from tenure.client.follow import EventFollower
-from tenure.client.records import Event, JobError, JobInfo, job_error, job_event, job_info, now_ms
+from tenure.client.records import Event, JobError, JobInfo, job_error, job_event, job_info
 from tenure.core.convert import explain, result_decoder
 from tenure.core.errors import (
     Conflict,
@@ -61,7 +61,7 @@ class Handle(Generic[R]):
         result is not of that type.
         """
         record = await self._end(timeout_s)
-        match state_of(record, now_ms()):
+        match state_of(record):
             case "failed":
                 raise await self._failure(record)
             case "cancelled":
@@ -193,7 +193,7 @@ class Handle(Generic[R]):
         if record is None:
             return self._gone()
         return Conflict(
-            f"job {self.id} is {state_of(record, now_ms())} and cannot be {done} ({answer})",
+            f"job {self.id} is {state_of(record)} and cannot be {done} ({answer})",
             contract=record.contract,
         )
 

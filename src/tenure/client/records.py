@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -102,7 +101,7 @@ def job_info(record: JobRecord) -> JobInfo:
     return JobInfo(
         id=record.job_id,
         task=record.task,
-        state=state_of(record, now_ms()),
+        state=state_of(record),
         own_state=record.state,
         contract=record.contract,
         queue=record.queue,
@@ -157,11 +156,6 @@ def queue_counts(contract: str, counts: Counts) -> QueueCounts:
         oldest_waiting_ms=counts.oldest_waiting_ms,
         own=dict(counts.states),
     )
-
-
-def now_ms() -> int:
-    """The time here; a store's clock may differ by a little."""
-    return time.time_ns() // 1_000_000
 
 
 def _value(raw: bytes) -> Any:

@@ -17,8 +17,9 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.core.state import MACHINES
 
 State = Literal["waiting", "scheduled", "running", "done", "failed", "cancelled"]
-"""waiting: for a worker. scheduled: for its time. running: a worker has it. done, failed and
-cancelled are the ends; where a contract has one word for the last two, the job's error tells."""
+"""waiting: for a worker. scheduled: for its time, until a worker's upkeep sees that it has come.
+running: a worker has it. done, failed and cancelled are the ends; where a contract has one word for
+the last two, the job's error tells."""
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -77,10 +78,10 @@ class _Code(msgspec.Struct):
     message: str = ""
 
 
-def state_of(record: JobRecord, now_ms: int) -> State:
-    """The portable state of a job; `now_ms` tells whether its time has come."""
+def state_of(record: JobRecord) -> State:
+    """The portable state of a job."""
     state = _state_of_word(record.contract, record.state)
-    if state == "waiting" and record.due_ms > now_ms:
+    if state == "waiting" and record.due_ms > 0 and not _names_scheduled(record.contract):
         return "scheduled"
     if state == "failed" and _is_cancelled(record.error):
         return "cancelled"
@@ -169,6 +170,12 @@ def _state_of_word(contract: str, word: str) -> State:
     if word == machine.final[0]:
         return "done"
     return "cancelled" if word in _CANCELLED else "failed"
+
+
+def _names_scheduled(contract: str) -> bool:
+    """Whether the contract has a word of its own for jobs that wait for their time."""
+    machine = MACHINES.get(contract)
+    return machine is not None and not _SCHEDULED.isdisjoint(machine.states)
 
 
 def _is_cancelled(error: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tenure import Job, JobFailed, Settings, Timeout, Worker, task
+from tenure import Job, JobFailed, Timeout, Worker, task
 from tenure.core.errors import InvalidJob, NotFound
 from tenure.sync import Client
+from tenure.worker import Settings
 
 URL = "memory://sync"
 
@@ -35,8 +37,8 @@ def broken() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    worker = Worker([greet, talk, broken], queues=[URL], settings=Settings(uvloop=False))
-    serving = threading.Thread(target=worker.run)
+    worker = Worker([greet, talk, broken], queues=[URL], settings=Settings(concurrency=8))
+    serving = threading.Thread(target=lambda: asyncio.run(worker.serve()))
     serving.start()
     try:
         with Client(URL) as client:

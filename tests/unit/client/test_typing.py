@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mypy import api
 
-from tests.tidy.reading import SRC
+from tests.tidy.reading import ROOT, SRC
 
 PROGRAM = """
 import asyncio
@@ -88,7 +88,7 @@ def test_mypy_finds_wrong_parameters_and_wrong_results_and_nothing_else(
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setenv("MYPYPATH", str(SRC))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(ROOT)  # where mypy has its settings and what it knows from the last time
     out, err, _ = api.run(["--strict", "--no-error-summary", str(program)])
     assert not err
     found = {int(match[1]) for match in re.finditer(r"program\.py:(\d+): error", out)}

@@ -26,7 +26,7 @@ def record(contract: str, state: str, *, error: bytes = b"", due_ms: int = 0) ->
 @pytest.mark.parametrize("contract", MACHINES)
 def test_every_state_of_a_contract_is_one_of_the_portable_ones(contract: str) -> None:
     machine = MACHINES[contract]
-    found = {word: state_of(record(contract, word), 1_000) for word in machine.states}
+    found = {word: state_of(record(contract, word)) for word in machine.states}
     assert set(found.values()) <= set(STATES)
     assert {found[word] for word in machine.running} == {"running"}
     assert found[machine.final[0]] == "done"
@@ -39,22 +39,23 @@ def test_a_cancelled_job_is_told_from_a_failed_one_by_its_error(contract: str) -
     word = MACHINES[contract].final[1]
     for code in ("cancelled", "Cancel"):
         error = b'{"code":"%s","message":"on request"}' % code.encode()
-        assert state_of(record(contract, word, error=error), 0) == "cancelled"
+        assert state_of(record(contract, word, error=error)) == "cancelled"
     for error in (b'{"code":"ValueError","message":"cancelled"}', b"cancelled", b"[1]"):
-        assert state_of(record(contract, word, error=error), 0) == "failed"
+        assert state_of(record(contract, word, error=error)) == "failed"
 
 
 def test_a_job_whose_time_has_not_come_is_scheduled() -> None:
-    assert state_of(record("streams", "queued", due_ms=2_000), 1_000) == "scheduled"
-    assert state_of(record("streams", "queued", due_ms=1_000), 1_000) == "waiting"
-    assert state_of(record("inbox", "dead_letter", due_ms=2_000), 1_000) == "failed"
+    assert state_of(record("streams", "queued", due_ms=2_000)) == "scheduled"
+    assert state_of(record("streams", "queued", due_ms=0)) == "waiting"
+    assert state_of(record("omniq", "wait", due_ms=2_000)) == "waiting"  # it has a word for it
+    assert state_of(record("inbox", "dead_letter", due_ms=2_000)) == "failed"
 
 
 def test_a_resting_state_is_no_end() -> None:
     assert end_of("inbox", "failed") is None
     assert end_of("inbox", "dead_letter") == "failed"
     assert end_of("bullmq", "failed") == "failed"
-    assert state_of(record("inbox", "failed"), 0) == "waiting"
+    assert state_of(record("inbox", "failed")) == "waiting"
 
 
 @pytest.mark.parametrize("contract", MACHINES)
@@ -64,7 +65,7 @@ def test_jobs_of_a_state_are_looked_for_under_every_word_that_may_mean_it(
 ) -> None:
     words = own_states(contract, (state,), known_words(contract))  # type: ignore[arg-type]
     assert words or state == "scheduled"
-    meant = {state_of(record(contract, word), 0) for word in words}
+    meant = {state_of(record(contract, word)) for word in words}
     assert state in meant or state in ("scheduled", "cancelled")
 
 
