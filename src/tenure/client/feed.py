@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar, cast
 
-import structlog
-
 from tenure.client.unjournaled import (
     AWAY_S,
     FEW_STREAMS,
@@ -27,13 +25,12 @@ from tenure.client.unjournaled import (
     UnjournaledTail,
     WaitingLedger,
     is_away,
+    logger,
 )
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord, position
 from tenure.core.journal import JournalEvent
 from tenure.core.seam import Ledger, is_full
-
-_log = structlog.get_logger("tenure.feed")
 
 PAGE = 500
 """How many older events a follower reads at once."""
@@ -224,7 +221,7 @@ class JobFeed(Generic[F]):
             )
         except Exception as error:
             if not is_away(error):
-                _log.warning("events_unreadable", job_id=follower.job_id, error=str(error))
+                logger().warning("events_unreadable", job_id=follower.job_id, error=str(error))
                 follower.finish(None)
                 return
             await asyncio.sleep(AWAY_S)  # the follower keeps its place while the store is away
@@ -357,13 +354,13 @@ class JobFeed(Generic[F]):
     def _store_is(self, trouble: Exception | None) -> None:
         """Log once that the store is away and once that it is back; the reader never gives up."""
         if trouble is not None and not is_away(trouble):
-            _log.error("feed_failed", exc_info=trouble)
+            logger().error("feed_failed", exc_info=trouble)
         elif trouble is not None and not self._away:
             self._away = True
-            _log.warning("feed_store_away", error=str(trouble))
+            logger().warning("feed_store_away", error=str(trouble))
         elif trouble is None and self._away:
             self._away = False
-            _log.info("feed_store_back")
+            logger().info("feed_store_back")
 
     def _rest_s(self) -> float:
         """The pause between two steps of a sweep, which spreads the sweep over its interval."""
@@ -521,7 +518,7 @@ async def _read_changes(
         if is_away(error):
             raise
         if len(cursors) == 1:
-            _log.warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
+            logger().warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
             return {}, list(cursors)
     pairs = list(cursors.items())
     left, left_bad = await _read_changes(ledger, dict(pairs[: len(pairs) // 2]))

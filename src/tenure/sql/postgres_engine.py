@@ -25,6 +25,9 @@ _NOTIFY = (
     " FROM unnest($2::text[]) queue"
 )
 _SEQUENCE_ENDED = "2200H"
+# What followers of jobs wait for. Claimers do not: their word is the name of the queue alone.
+_FOLLOWED = frozenset({"settle", "decide", "report", "cancel"})
+_NEWS = "/news"
 # The operations that make an event claimable, and the column that says that they did: steps of jobs
 # write their events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {
@@ -90,6 +93,8 @@ class PostgresEngine:
         statement, arguments = given(found, batch)
         arguments += [takes[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)
+        if operation in _FOLLOWED:
+            self._notifier.notify(takes["queue"] + _NEWS)
         column = _EVENT_COLUMN.get((table, operation))
         if column and any(row[column] for row in rows):
             self._notifier.notify(takes["queue"] + ("/outbox" if table == INBOX else ""))
@@ -174,7 +179,7 @@ class PostgresEngine:
         return _PostgresListener(self.database, self.channel, queue)
 
     def journal_listener(self, queue: str) -> QueueListener:
-        return self.listener(queue)
+        return _PostgresListener(self.database, self.channel, queue, queue + _NEWS)
 
     async def settled_position(self) -> int:
         """Behind the oldest open transaction: positions are given out before their commits.
@@ -354,12 +359,12 @@ class _PostgresNotifier:
 
 
 class _PostgresListener:
-    """Listens for notices of one queue."""
+    """Listens for notices of one queue, or of several words about it."""
 
-    def __init__(self, database: Postgres, channel: str, queue: str) -> None:
+    def __init__(self, database: Postgres, channel: str, *words: str) -> None:
         self._database = database
         self._channel = channel
-        self._queue = queue
+        self._words = frozenset(words)
         self._notified = asyncio.Event()
 
     async def arm(self) -> bool:
@@ -378,6 +383,6 @@ class _PostgresListener:
     async def close(self) -> None:
         self._database.ignore(self._heard)
 
-    def _heard(self, queue: str) -> None:
-        if queue == self._queue:
+    def _heard(self, word: str) -> None:
+        if word in self._words:
             self._notified.set()

@@ -105,6 +105,15 @@ async def client_of(stage: Stage) -> AsyncGenerator[Client]:
         yield client
 
 
+async def until_awaited(client: Client, jobs: int) -> None:
+    """Return when so many handles wait for the news of their jobs."""
+    ends = client._connection.feed._ends
+    async with asyncio.timeout(SOON_S):
+        while len(ends) < jobs or not all(each.futures for each in ends.values()):
+            await asyncio.sleep(0.01)  # nothing tells when a handle begins to wait
+        await asyncio.gather(*(client.get(job_id) for job_id in ends))  # behind their own reads
+
+
 def contract_of(stage: Stage) -> str:
     return served_url(stage).partition("://")[0].partition("+")[0]
 
@@ -279,7 +288,7 @@ async def test_a_waiting_job_is_cancelled_at_once(stage: Stage) -> None:
     async with client_of(stage) as client:
         handle = await client.submit(greet, name="Ada")
         waiting = asyncio.create_task(handle.result(timeout_s=SOON_S))
-        await asyncio.sleep(0.02)
+        await until_awaited(client, 1)
         assert await handle.cancel() == "ended"
         with pytest.raises(JobCancelled):
             await waiting
@@ -355,12 +364,12 @@ async def test_any_number_of_handles_waits_on_one_connection(stage: Stage) -> No
     async with client_of(stage) as client:
         first, *rest = await client.submit_many([greet.call(name=str(n)) for n in range(WAITING)])
         waiting = [asyncio.create_task(first.result(timeout_s=60))]
-        await asyncio.sleep(0.3)
+        await until_awaited(client, 1)
         # A pool of connections to a database fills by reading, not by waiting.
         await asyncio.gather(*(client.get(each.id) for each in rest[:20]))
         before = sockets()
         waiting += [asyncio.create_task(each.result(timeout_s=60)) for each in rest]
-        await asyncio.sleep(0.5)
+        await until_awaited(client, WAITING)
         assert sockets() <= before
         async with serving(stage, *TASKS):
             results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -58,7 +58,8 @@ async def test_who_waits_when_the_client_closes_gets_an_error() -> None:
     client = Client("memory://closing")
     handle = await client.submit(greet, name="Ada")
     waiting = asyncio.create_task(handle.result())
-    await asyncio.sleep(0.05)
+    while not client._connection.feed._ends:
+        await asyncio.sleep(0.01)  # nothing tells when a handle begins to wait
     await client.close()
     with pytest.raises(UsageError, match="closed"):
         await waiting

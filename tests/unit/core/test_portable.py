@@ -69,7 +69,7 @@ def test_jobs_of_a_state_are_looked_for_under_every_word_that_may_mean_it(
     assert state in meant or state in ("scheduled", "cancelled")
 
 
-def test_counts_add_up() -> None:
+def test_counts_of_words_add_up_by_state() -> None:
     counts = {"waiting": 1, "prioritized": 2, "delayed": 3, "active": 4, "failed": 5, "paused": 6}
     assert portable_counts("bullmq", counts) == {
         **dict.fromkeys(STATES, 0),
