@@ -25,9 +25,8 @@ _NOTIFY = (
     " FROM unnest($2::text[]) queue"
 )
 _SEQUENCE_ENDED = "2200H"
-# What followers of jobs wait for. Claimers do not: their word is the name of the queue alone.
+# What followers of jobs wait for, on a channel of its own: it makes nothing claimable.
 _FOLLOWED = frozenset({"settle", "decide", "report", "cancel"})
-_NEWS = "/news"
 # The operations that make an event claimable, and the column that says that they did: steps of jobs
 # write their events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {
@@ -64,6 +63,7 @@ class PostgresEngine:
         self._checked = False
         self._begins = asyncio.Lock()
         self._notifier = _PostgresNotifier(self.database, self.channel)
+        self._news = _PostgresNotifier(self.database, f"{self.channel}_news")
 
     @property
     def channel(self) -> str:
@@ -94,7 +94,7 @@ class PostgresEngine:
         arguments += [takes[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)
         if operation in _FOLLOWED:
-            self._notifier.notify(takes["queue"] + _NEWS)
+            self._news.notify(takes["queue"])
         column = _EVENT_COLUMN.get((table, operation))
         if column and any(row[column] for row in rows):
             self._notifier.notify(takes["queue"] + ("/outbox" if table == INBOX else ""))
@@ -176,10 +176,10 @@ class PostgresEngine:
         return operations[name]
 
     def listener(self, queue: str) -> QueueListener:
-        return _PostgresListener(self.database, self.channel, queue)
+        return _PostgresListener(self.database, queue, self.channel)
 
     def journal_listener(self, queue: str) -> QueueListener:
-        return _PostgresListener(self.database, self.channel, queue, queue + _NEWS)
+        return _PostgresListener(self.database, queue, self.channel, self._news.channel)
 
     async def settled_position(self) -> int:
         """Behind the oldest open transaction: positions are given out before their commits.
@@ -204,6 +204,7 @@ class PostgresEngine:
 
     async def close(self) -> None:
         await self._notifier.close()
+        await self._news.close()
         await self.database.close()
 
 
@@ -329,7 +330,7 @@ class _PostgresNotifier:
 
     def __init__(self, database: Postgres, channel: str) -> None:
         self._database = database
-        self._channel = channel
+        self.channel = channel
         self._due: set[str] = set()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -351,7 +352,7 @@ class _PostgresNotifier:
             while self._due:
                 queues, self._due = sorted(self._due), set()
                 with contextlib.suppress(StoreError):  # then they wake by themselves, at their poll
-                    await self._database.fetch(_NOTIFY, [self._channel, queues])
+                    await self._database.fetch(_NOTIFY, [self.channel, queues])
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _NOTIFY_PAUSE_S)
         finally:
@@ -359,18 +360,19 @@ class _PostgresNotifier:
 
 
 class _PostgresListener:
-    """Listens for notices of one queue, or of several words about it."""
+    """Listens for notices of one queue, on one channel or on several."""
 
-    def __init__(self, database: Postgres, channel: str, *words: str) -> None:
+    def __init__(self, database: Postgres, queue: str, *channels: str) -> None:
         self._database = database
-        self._channel = channel
-        self._words = frozenset(words)
+        self._queue = queue
+        self._channels = channels
         self._notified = asyncio.Event()
 
     async def arm(self) -> bool:
         self._notified.clear()
-        if await self._database.listen(self._channel, self._heard):
-            self._notified.set()  # what was written before we listened
+        for channel in self._channels:
+            if await self._database.listen(channel, self._heard):
+                self._notified.set()  # what was written before we listened
         return False
 
     async def wait(self, wait_ms: int) -> None:
@@ -383,6 +385,6 @@ class _PostgresListener:
     async def close(self) -> None:
         self._database.ignore(self._heard)
 
-    def _heard(self, word: str) -> None:
-        if word in self._words:
+    def _heard(self, queue: str) -> None:
+        if queue == self._queue:
             self._notified.set()
