@@ -23,8 +23,7 @@ from typing import Any
 
 from tenure.client.client import Client
 from tenure.contracts.memory import SharedStore, clock_ms, forget, share
-from tenure.contracts.memory.job import MemoryOptions
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.core.convert import payload_of, result_decoder
 from tenure.core.encoding import from_json, storable_json
 from tenure.core.lease import Lease, Report

@@ -1,9 +1,9 @@
-"""Secrets at rest: each credential under a key of its own, and that key under the operator's.
+"""Envelope encryption of credentials, the key ring, and key rotation.
 
-A blob is encrypted once, with a data key (DEK) made for it alone; the DEK is wrapped by a key of
-the ring (KEK), and only the wrapping changes when the operator rotates keys. Both encryptions are
-bound to the job, its requester and the credential's version, so that a row copied elsewhere does
-not open. Plaintext exists in the memory of the worker that needs it, wrapped in `Secret`.
+Each credential is encrypted with its own data key (DEK). The DEK is wrapped by a key of the
+operator's ring (KEK), and a rotation changes only this wrapping. Both encryptions are bound to the
+job, its requester and the credential's version, so that a row copied elsewhere cannot be decrypted.
+Plaintext exists only in the memory of the worker that needs it, as a `Secret`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.lease import Lease
 
-HIDDEN = "***"
+_HIDDEN = "***"
 
 _URL_SECRETS = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^\s/@'\"<>]*@)?"
     r"(?P<rest>[^\s?'\"<>]*)(?P<query>\?[^\s'\"<>]*)?",
     re.IGNORECASE,
 )
-_SHORTEST = 6
+_CHARS_MIN = 6
 
 
 class Secret:
-    """Holds text or bytes; every way of printing it says `***`. `reveal` is the one way out.
+    """Text or bytes that print as `***`. Only `reveal` and `text` return the value.
 
     >>> Secret("hunter2"), f"{Secret('hunter2')}"
     (Secret(***), '***')
@@ -47,7 +47,7 @@ class Secret:
         self._value = value.encode() if isinstance(value, str) else bytes(value)
 
     def reveal(self) -> bytes:
-        """The value itself: for the call that needs it, and no variable that lives on."""
+        """The value. Pass it directly to the call that needs it; do not keep it."""
         return self._value
 
     def text(self) -> str:
@@ -55,13 +55,13 @@ class Secret:
         return self._value.decode()
 
     def __repr__(self) -> str:
-        return f"Secret({HIDDEN})"
+        return f"Secret({_HIDDEN})"
 
     def __str__(self) -> str:
-        return HIDDEN
+        return _HIDDEN
 
     def __format__(self, _spec: str) -> str:
-        return HIDDEN
+        return _HIDDEN
 
     def __bool__(self) -> bool:
         return bool(self._value)
@@ -70,48 +70,50 @@ class Secret:
         return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
 
     def __hash__(self) -> int:
-        return hash((Secret, len(self._value)))  # equal ones agree, and nothing leaks by it
+        return hash(
+            (Secret, len(self._value))
+        )  # equal for equal secrets, and reveals only the length
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is not pickled: it stays in the process that opened it")
 
 
 def without_secrets(text: str, secrets: Iterable[Secret] = ()) -> str:
-    """Text that may be stored or logged: known secrets, URL queries and user names are hidden.
+    """The text with known secrets, URL queries and user names hidden, for logs and stores.
 
     >>> without_secrets("GET https://u:p@h.example/a?X-Amz-Signature=abc failed")
     'GET https://h.example/a?*** failed'
     """
-    return _URL_SECRETS.sub(_hidden, hide(text, secrets))
+    return _URL_SECRETS.sub(_hide_url, hide(text, secrets))
 
 
 def hide(text: str, secrets: Iterable[Secret]) -> str:
-    """Text without these secrets."""
+    """The text with these secrets hidden."""
     for secret in secrets:
         plain = secret.reveal().decode(errors="replace")
-        if len(plain) >= _SHORTEST:  # shorter ones would blank out ordinary words
-            text = text.replace(plain, HIDDEN)
+        if len(plain) >= _CHARS_MIN:  # shorter ones occur in ordinary words
+            text = text.replace(plain, _HIDDEN)
     return text
 
 
-def _hidden(match: re.Match[str]) -> Any:
-    return match["scheme"] + match["rest"] + (f"?{HIDDEN}" if match["query"] else "")
+def _hide_url(match: re.Match[str]) -> Any:
+    return match["scheme"] + match["rest"] + (f"?{_HIDDEN}" if match["query"] else "")
 
 
 class VaultError(TenureError):
-    """Root of what the vault raises. No message holds key material or plaintext."""
+    """Root of the vault's errors. No message contains key material or plaintext."""
 
     code = "vault"
 
 
 class CannotOpen(VaultError):
-    """Nothing comes out: the ciphertext and what it was bound to do not belong together."""
+    """Decryption failed: the ciphertext does not belong to this row or key."""
 
     code = "cannot_open"
 
 
 class UnknownKek(VaultError):
-    """The key was retired too early, or this process was not given it."""
+    """The ring does not have the key: it was removed too early, or never configured here."""
 
     code = "unknown_kek"
 
@@ -122,21 +124,21 @@ _ID = re.compile(r"[A-Za-z0-9._:/-]{1,120}")
 
 
 class KekRing(Protocol):
-    """Wraps and unwraps data keys; a KMS client with these three names is a ring too."""
+    """Wraps and unwraps data keys; a KMS client can implement it."""
 
     @property
     def active_id(self) -> str:
-        """The key under which new data keys are wrapped."""
+        """The key that wraps new data keys."""
 
     async def wrap(self, kek_id: str, dek: bytes, associated_data: bytes) -> bytes:
-        """The data key, encrypted and bound to `associated_data`."""
+        """Encrypt a data key, bound to `associated_data`."""
 
     async def unwrap(self, kek_id: str, wrapped: bytes, associated_data: bytes) -> bytes:
-        """The data key again; `UnknownKek` or `CannotOpen` when that cannot be."""
+        """Decrypt a data key; raises `UnknownKek` or `CannotOpen`."""
 
 
 class LocalRing:
-    """Keys in this process's memory. The first one is active, the others open what is older."""
+    """Keys in memory. The first one is active, the others decrypt older credentials."""
 
     def __init__(self, keys: Mapping[str, Secret]) -> None:
         if not keys:
@@ -173,7 +175,7 @@ class LocalRing:
 
 
 def read_ring(text: str) -> LocalRing:
-    """A ring from lines (or a comma separated list) of `id=base64`; `#` begins a comment."""
+    """Parse a ring: lines or a comma-separated list of `id=base64`; `#` starts a comment."""
     keys: dict[str, Secret] = {}
     for part in re.split(r"[\n,]", text):
         entry = part.partition("#")[0].strip()
@@ -182,40 +184,40 @@ def read_ring(text: str) -> LocalRing:
         kek_id, _, coded = entry.partition("=")
         if kek_id in keys:
             raise UsageError(f"the key ring names {kek_id!r} twice")
-        keys[kek_id] = Secret(_decoded(kek_id, coded))
+        keys[kek_id] = Secret(_decode_key(kek_id, coded))
     return LocalRing(keys)
 
 
 def new_kek(kek_id: str) -> str:
-    """A line for the ring with a fresh key."""
+    """A new key as a line for the ring."""
     if not _ID.fullmatch(kek_id):
-        raise UsageError(f"{kek_id!r} is no key id; letters, digits and . _ : / - will do")
+        raise UsageError(f"{kek_id!r} is not a key id; use letters, digits and . _ : / -")
     return f"{kek_id}={base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()}"
 
 
-def _decoded(kek_id: str, coded: str) -> bytes:
+def _decode_key(kek_id: str, coded: str) -> bytes:
     try:
         return base64.b64decode(coded.strip(), validate=True)
     except (binascii.Error, ValueError):
-        # Not the text itself: it may be a key with a slip of the pen.
+        # Not the text itself: it may be a key with a typing error.
         raise UsageError(f"key ring: an entry ({kek_id[:40]!r}) is not `id=base64`") from None
 
 
-ENCRYPTION_VERSION = 1
+_ENCRYPTION_VERSION = 1
 _BLOB = b"tenure.vault.blob.1"
 _WRAP = b"tenure.vault.wrap.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a sealed credential belongs to."""
+    """The identity to which an encrypted credential is bound."""
 
     job_id: str
     requester_id: str
     credential_version: int
 
     def associated_data(self, purpose: bytes, *more: str) -> bytes:
-        """Every part with its length before it, so that no two bindings read alike."""
+        """All parts, each preceded by its length, so that no two bindings give the same bytes."""
         own = (self.job_id, self.requester_id, str(self.credential_version), *more)
         parts = [purpose, *(part.encode() for part in own)]
         return b"".join(struct.pack(">I", len(part)) + part for part in parts)
@@ -223,27 +225,27 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The four columns: `storage_creds_` and the name of the field."""
+    """An encrypted credential: the four columns `storage_creds_*`."""
 
     encrypted: bytes = field(repr=False)
     dek_wrapped: bytes = field(repr=False)
     kek_id: str
-    encryption_version: int = ENCRYPTION_VERSION
+    encryption_version: int = _ENCRYPTION_VERSION
 
 
 class Vault:
-    """Seals and opens with the keys of a ring."""
+    """Encrypts (seals) and decrypts (opens) credentials with the keys of a ring."""
 
     def __init__(self, ring: KekRing) -> None:
         self._ring = ring
 
     @property
     def active_kek_id(self) -> str:
-        """The key under which new things are sealed."""
+        """The key that wraps the data keys of new credentials."""
         return self._ring.active_id
 
     async def seal(self, plaintext: Secret, binding: Binding) -> Sealed:
-        """Encrypt under a fresh data key, and wrap that under the ring's active key."""
+        """Encrypt with a new data key, and wrap that with the active key of the ring."""
         dek = secrets.token_bytes(_KEY_BYTES)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         bound = binding.associated_data(_BLOB)
@@ -253,7 +255,7 @@ class Vault:
         return Sealed(encrypted, wrapped, kek_id)
 
     async def open(self, sealed: Sealed, binding: Binding) -> Secret:
-        """The plaintext, or `CannotOpen` when anything does not belong together."""
+        """Decrypt; raises `CannotOpen` if ciphertext, binding and key do not match."""
         dek = await self._data_key(sealed, binding)
         nonce, ciphertext = sealed.encrypted[:_NONCE_BYTES], sealed.encrypted[_NONCE_BYTES:]
         try:
@@ -266,17 +268,17 @@ class Vault:
         return Secret(opened)
 
     async def rewrap(self, sealed: Sealed, binding: Binding) -> Sealed:
-        """The same ciphertext with its data key wrapped under the active key."""
+        """The same ciphertext, its data key wrapped with the active key."""
         dek = await self._data_key(sealed, binding)
         kek_id = self._ring.active_id
         wrapped = await self._ring.wrap(kek_id, dek, binding.associated_data(_WRAP, kek_id))
         return replace(sealed, dek_wrapped=wrapped, kek_id=kek_id)
 
     async def _data_key(self, sealed: Sealed, binding: Binding) -> bytes:
-        if sealed.encryption_version != ENCRYPTION_VERSION:
+        if sealed.encryption_version != _ENCRYPTION_VERSION:
             raise VaultError(
                 f"job {binding.job_id}: sealed in format {sealed.encryption_version}; this "
-                f"Tenure reads {ENCRYPTION_VERSION}"
+                f"Tenure reads {_ENCRYPTION_VERSION}"
             )
         bound = binding.associated_data(_WRAP, sealed.kek_id)
         return await self._ring.unwrap(sealed.kek_id, sealed.dek_wrapped, bound)
@@ -284,7 +286,7 @@ class Vault:
 
 @dataclass(frozen=True, slots=True)
 class StoredCredentials:
-    """A job's credentials at rest. `sealed` is None for a job that needs none (signed URLs)."""
+    """A job's stored credentials. `sealed` is None for a job without any (signed URLs)."""
 
     binding: Binding
     sealed: Sealed | None
@@ -293,24 +295,24 @@ class StoredCredentials:
 
     @property
     def version(self) -> int:
-        """The credential version; it only ever rises."""
+        """The credential version, which only increases."""
         return self.binding.credential_version
 
 
 class CredentialStore(Protocol):
-    """The columns of one job, guarded by its lease."""
+    """The credentials of one job, accessed under its lease."""
 
     async def read(self, lease: Lease) -> StoredCredentials:
-        """What is stored now; raises `LeaseLost` when the claim is not the current one."""
+        """The current credentials; raises `LeaseLost` if the lease is not the current one."""
 
     async def replace(self, lease: Lease, *, seen_version: int, sealed: Sealed) -> bool:
-        """Put new columns in place and raise the version by one, in one step.
+        """Replace the credentials and increase the version by one, atomically.
 
-        False when the version is no longer the one seen: somebody else refreshed, read again.
+        False if the version is not `seen_version` any more: read the newer credentials.
         """
 
     async def count_refresh(self, lease: Lease) -> int:
-        """Add one to the job's refresh attempts (a counter of its own) and return the sum."""
+        """Increase the job's counter of refresh attempts and return it."""
 
 
 _PASSES_MAX = 100
@@ -318,7 +320,7 @@ _PASSES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
-    """What a rotation sees of a row: all but the ciphertext."""
+    """What a rotation reads of a row: all but the ciphertext."""
 
     binding: Binding
     kek_id: str
@@ -327,24 +329,24 @@ class WrappedKey:
 
 
 class WrappedKeys(Protocol):
-    """The store's side of a rotation."""
+    """The rows of a store, for a rotation."""
 
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[WrappedKey]:
-        """Rows under another key than this one with a job id after `after`, in order of it."""
+        """Rows wrapped by other keys than `not_under`, after a job id, ordered by job id."""
 
     async def swap(self, pairs: Sequence[tuple[WrappedKey, WrappedKey]]) -> int:
-        """Replace key id and wrapping where version, key id and wrapping are as seen; how many."""
+        """Replace the wrapping of rows that are unchanged since they were read; their number."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Rows by key id."""
+        """The number of rows by key id."""
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a rotation did; `left` counts the rows by key id, and `unopened` names jobs."""
+    """The result of a rotation: `left` counts rows by key id, `unopened` has job ids."""
 
     rewrapped: int
     left: Mapping[str, int]
@@ -352,13 +354,13 @@ class Rotation:
 
 
 async def rotate(rows: WrappedKeys, vault: Vault, *, batch: int = 500) -> Rotation:
-    """Rewrap until no row that can be opened is left under another key."""
+    """Rewrap until no row that can be decrypted is wrapped by another key."""
     rewrapped = 0
     unopened: list[str] = []
     for _ in range(_PASSES_MAX):
         found, moved, unopened = await _pass(rows, vault, batch)
         rewrapped += moved
-        if found == len(unopened):  # new rows and lost races are found by another pass
+        if found == len(unopened):  # otherwise another pass finds new rows and lost races
             break
     return Rotation(rewrapped, await rows.counts(), tuple(unopened))
 
@@ -372,14 +374,14 @@ async def _pass(rows: WrappedKeys, vault: Vault, batch: int) -> tuple[int, int, 
         pairs = []
         for row in page:
             try:
-                pairs.append((row, await _rewrapped(row, vault)))
+                pairs.append((row, await _rewrap_row(row, vault)))
             except VaultError:
                 unopened.append(row.binding.job_id)
         moved += await rows.swap(pairs)
     return found, moved, unopened
 
 
-async def _rewrapped(row: WrappedKey, vault: Vault) -> WrappedKey:
+async def _rewrap_row(row: WrappedKey, vault: Vault) -> WrappedKey:
     sealed = Sealed(b"", row.dek_wrapped, row.kek_id, row.encryption_version)
-    made = await vault.rewrap(sealed, row.binding)
-    return WrappedKey(row.binding, made.kek_id, made.dek_wrapped, row.encryption_version)
+    new = await vault.rewrap(sealed, row.binding)
+    return WrappedKey(row.binding, new.kek_id, new.dek_wrapped, row.encryption_version)

@@ -17,7 +17,7 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Fatal
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Ledger
-from tenure.gateway.server import Running, serving
+from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
 from tenure.worker.worker import Worker
@@ -79,7 +79,7 @@ class Stand:
         self._stack = AsyncExitStack()
         self.stages: dict[str, Stage] = {}
         self.names: dict[str, str] = {}
-        self.gateway: Running | None = None
+        self.gateway: RunningGateway | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work)
@@ -141,12 +141,12 @@ class Stand:
 
     def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
         """Until the job is of one of these kinds."""
-        from tenure.core.state import MACHINES
+        from tenure.core.registry import machines
         from tenure.dashboard.queues import kind_of
 
         def reached() -> bool:
             state = self.state(contract, job_id)
-            rests = kind_of(state) == "failed" and state not in MACHINES[contract].final
+            rests = kind_of(state) == "failed" and state not in machines()[contract].final
             return kind_of(state) in kinds and not rests
 
         deadline = time.monotonic() + 20
@@ -167,5 +167,5 @@ class Stand:
         urls = tuple(served_url(stage) for stage in self.stages.values())
         made = GatewaySettings(queues=urls, **{"port": 0, **settings})
         self.gateway = await self._stack.enter_async_context(serving(made))
-        for contract, served in zip(self.stages, self.gateway.gateway.served, strict=True):
+        for contract, served in zip(self.stages, self.gateway.gateway.queues, strict=True):
             self.names[contract] = served.name

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tenure.store.embedded.process import spawn
+from tenure.core.process import spawn
 from tests.chaos.effects import FOLDER_VARIABLE, now_ms
 from tests.processes import stop
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tenure.core.state import PLANE
+from tenure.contracts.plane import MACHINE as PLANE
 from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tenure.store.postgres import Postgres

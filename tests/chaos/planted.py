@@ -53,11 +53,11 @@ _BULLMQ: dict[str, Edits] = {
         ("settle", "if holders[n] == TOKEN .. fence and", "if"),
     ),
     "no-reclaim": (
-        ("claim", "  rare().reap_lockless(tonumber(ARGV[6]))\n", ""),
+        ("claim", "  upkeep.reap_lockless(STALLED_MAX)\n", ""),
         ("upkeep", "local reclaimed = reap_lockless(STALLED_MAX)", "local reclaimed = 0"),
     ),
     "forgetful-submit": (
-        ("add", "local before = custom ~= '' and known(id, at)", "local before = nil"),
+        ("add", "local before = custom ~= '' and known(id, name, data)", "local before = nil"),
     ),
     # The lock is said to be extended, and is not.
     "idle-extend": (("extend", "call('SET', key .. ':lock'", "call('EXISTS', key .. ':lock'"),),
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
 
         stubborn(rest)
         return 0
-    from tenure.cli.group import run
+    from tenure.cli.console import run
 
     return run(rest)
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from tenure.core.state import INBOX
+from tenure.contracts.inbox import MACHINE as INBOX
 from tenure.sql.schema import PostgresMigrations, migrate
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres

@@ -40,7 +40,8 @@ import msgspec
 
 from tenure.core.history import BY_HOLDER, HistoryChecker, Violation
 from tenure.core.journal import JournalEvent
-from tenure.core.state import MACHINES, Machine
+from tenure.core.registry import machines
+from tenure.core.state import Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned
 
 INVARIANTS = (
@@ -83,7 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def machine_of(subject: str) -> Machine:
     """The machine of a contract; one that is tried on several stores is `contract_store`."""
-    return MACHINES[subject.partition("_")[0]]
+    return machines()[subject.partition("_")[0]]
 
 
 def check(
@@ -102,7 +103,7 @@ def check(
     events were trimmed away.
     """
     contract = events[0].contract if events else "memory"
-    checker = HistoryChecker(machine or MACHINES[contract], whole=whole)
+    checker = HistoryChecker(machine or machines()[contract], whole=whole)
     for index, event in enumerate(events):
         checker.add(index, event)
     checker.finish(quiesced=quiesced)

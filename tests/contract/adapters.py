@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from tenure.contracts.memory import MemoryQueue, SharedStore, forget, share
-from tenure.contracts.memory.job import MemoryOptions
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.contracts.streams.queue import SCRIPTS
 from tenure.core.errors import ReplyLost
 from tenure.core.registry import open_journal, open_ledger, open_queue

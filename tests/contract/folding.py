@@ -6,13 +6,13 @@ journal alike; the contract's own words are tested in its own folder.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from tenure.core.job import JobRecord
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import Counts, Journal, Ledger, Page, Query, Staffed, WorkerBeat
+from tenure.core.seam import Counts, Journal, Ledger, Page, Query, WorkerBeat
 from tests.contract.stages import StoredStage
 
 
@@ -54,7 +54,7 @@ class FoldedLedger:
 
     async def workers(self) -> list[WorkerBeat]:
         # Since Python 3.12 a protocol does not see what __getattr__ would find.
-        return await cast("Staffed", self._ledger).workers()
+        return await self._ledger.workers()
 
     async def get(self, job_id: str) -> JobRecord | None:
         record = await self._ledger.get(job_id)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import asyncpg
 
-from tenure.contracts.inbox import parts
+from tenure.contracts.inbox import open_parts
 from tenure.contracts.inbox.queue import InboxQueue
 from tenure.core.errors import ReplyLost
 from tenure.core.registry import open_queue, parse_url
@@ -66,7 +66,7 @@ class SqliteInboxAdapter:
         url = f"inbox+sqlite:///{folder.name}/jobs.db?{query}"
 
         async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Close]:
-            engine, read = parts(parse_url(url))
+            engine, read = open_parts(parse_url(url))
             losing = LosingEngine(engine)  # type: ignore[arg-type]
             queue = InboxQueue(losing, read, worker_id=worker_id)
             return queue, losing.lose, _nothing

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tenure.core.registry import open_journal, open_ledger, open_queue
-from tenure.core.seam import Journal, Ledger, Queue
+from tenure.core.seam import Journal, Ledger, Queue, WorkerBeat
 from tenure.store.redis import Redis
 from tenure.store.scripts import Script
 from tests.chaos.proxy import LossyProxy
@@ -36,6 +36,20 @@ class Words:
     def of(self, *names: str) -> tuple[str, ...]:
         """The contract's words for ours."""
         return tuple(getattr(self, name) for name in names)
+
+
+@runtime_checkable
+class Staffed(Protocol):
+    """A ledger that knows the workers, those included that have nothing to do."""
+
+    async def workers(self) -> list[WorkerBeat]: ...
+
+
+@runtime_checkable
+class Staffing(Protocol):
+    """A queue that tells its store how many jobs its worker runs at once."""
+
+    slots: int
 
 
 @dataclass

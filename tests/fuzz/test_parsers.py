@@ -18,7 +18,8 @@ from tenure.core.registry import parse_url
 from tenure.dashboard import search
 from tenure.egress import EgressError
 from tenure.egress.guard import read_target
-from tenure.gateway import auth, dispatch
+from tenure.gateway import auth
+from tenure.gateway.http import dispatch
 from tenure.gateway.problems import Problem
 from tenure.store.redis_connection import parse_address
 from tenure.transcode.storage import read_request

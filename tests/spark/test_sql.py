@@ -11,8 +11,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from tenure.cli.group import run
-from tenure.cli.output import Exit
+from tenure.cli.console import Exit, run
 from tenure.core.errors import NotFound, ServerError
 from tenure.core.job import NewJob
 from tenure.core.journal import SqlFormat

@@ -21,7 +21,7 @@ HERE = [
 RUNNER = """
 import json, sys
 from pyspark.sql import SparkSession
-from tenure.cli.group import run
+from tenure.cli.console import run
 SparkSession.stop = lambda self: None
 scope = {}
 for step in json.load(sys.stdin):

@@ -14,8 +14,7 @@ import click
 import pytest
 
 from tenure.cli.config import SETTINGS, Config
-from tenure.cli.group import COMMANDS, LazyGroup, group
-from tenure.cli.output import Exit
+from tenure.cli.console import COMMANDS, Exit, LazyGroup, group
 from tenure.contracts.bullmq.options import Options as BullmqOptions
 from tenure.contracts.omniq.options import Options as OmniqOptions
 from tenure.contracts.streams.options import Options, keys

@@ -1,7 +1,7 @@
-"""The command line: the composition root, and the only place that reads the environment.
+"""The command line: the composition root, and the only reader of the environment.
 
-`group` has the table of commands; the module of a command is imported when the command is called,
-so that `tenure submit` never pays for the web server.
+`console` has the table of commands. The module of a command is imported when the command is called,
+so `tenure submit` does not load the web server.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from __future__ import annotations
 
 def main() -> None:
     """The `tenure` program."""
-    from tenure.cli.group import run
+    from tenure.cli.console import run
 
     raise SystemExit(run())

@@ -1,4 +1,4 @@
-"""`python -m tenure.cli`: the same program, for children that must use the same interpreter."""
+"""`python -m tenure.cli`: the same program, for child processes with the same interpreter."""
 
 from tenure.cli import main
 

@@ -1,11 +1,11 @@
-"""Moving waiting jobs from one queue to another, each exactly once, whatever stops it on the way.
+"""`tenure bridge`: move waiting jobs from one queue to another, each exactly once.
 
-A job is leased in the old queue, stored in the new one under an id that follows from the old one,
-and settled in the old one. A bridge that was killed in between leases the job again, and the new
-queue answers that it already has it. That holds as long as no worker serves the old queue, so the
-command refuses while there are workers. Jobs that wait for their time cannot be leased: they are
-stored with what is left of their delay and removed from the old queue. What a bridge that was
-killed still holds is waited for: a run that ends has left nothing behind.
+A job is leased in the old queue, submitted to the new one under an id derived from the old id, and
+settled in the old one. If a bridge is killed in between, the next one leases the job again, and the
+new queue replies that it already has it. This needs a source without workers, so the command
+refuses to run while there are any. Delayed jobs cannot be leased: they are submitted with the rest
+of their delay and removed from the old queue. The bridge also waits for the leases of a bridge that
+was killed, so a run that ends has moved everything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import msgspec
 from click.termui import progressbar
 
 from tenure.cli.config import with_options
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, Failed, emit, emit_text, note
+from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
-from tenure.core.registry import open_ledger, open_queue, parse_url
-from tenure.core.seam import Ledger, Query, Queue, Staffed
+from tenure.core.registry import contract_of, open_ledger, open_queue, parse_url
+from tenure.core.seam import Ledger, Query, Queue
 from tenure.dashboard.queues import kind_of, states_of
 from tenure.dashboard.views import by_kind
 
@@ -37,14 +36,12 @@ _BATCH = 100
 _CLAIM_WAIT_MS = 200
 _FULL_WAIT_S = 1.0
 _HELD_MAX = 1_000
-NAME = "tenure-bridge"
-# What each contract calls the number of times that a lease may run out before its job is given up.
-_LOST_MAX = dict.fromkeys(("streams", "inbox", "plane"), "lost_max") | {"bullmq": "stalled_max"}
+_WORKER_ID = "tenure-bridge"
 
 
 @dataclass
 class Moved:
-    """How many arrived, how many of these had arrived before, and what could not go."""
+    """How many jobs were moved, how many of these had arrived before, and which were refused."""
 
     moved: int = 0
     replayed: int = 0
@@ -55,9 +52,9 @@ class Moved:
 class Bridge:
     """Moves the jobs of one queue to another.
 
-    `on_moved` gets the number of jobs of each step; `on_wait` how many jobs a killed bridge still
-    holds, and for how many milliseconds at most. `plain` leaves out groups and priorities, for a
-    queue that has none.
+    `on_moved` gets the number of jobs of each step. `on_wait` gets the number of jobs that a killed
+    bridge still holds, and for how many milliseconds at most. `plain` drops groups and priorities,
+    for a target that has none.
     """
 
     from_url: str
@@ -71,7 +68,7 @@ class Bridge:
     checked: set[str] = field(default_factory=set)
 
     async def run(self) -> Moved:
-        """Move everything that waits; ends when nothing that can go is left."""
+        """Move everything that waits; returns when only refused jobs are left."""
         moved = Moved()
         await self._move(moved)
         held = await self._held()
@@ -86,13 +83,13 @@ class Bridge:
         return moved
 
     async def _held(self) -> list[JobRecord]:
-        """The jobs that a bridge holds; this one holds none between two steps."""
+        """The jobs that another bridge holds; this one holds none between two steps."""
         states = await self._states("running")
         page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
-        return [job for job in page.jobs if job.worker_id == NAME]
+        return [job for job in page.jobs if job.worker_id == _WORKER_ID]
 
     async def _states(self, kind: str) -> tuple[str, ...]:
-        """What the old queue's contract calls the states of this kind."""
+        """The states of this kind in the source's contract."""
         counts = await self.source_ledger.counts()
         states = states_of(parse_url(self.from_url).contract, tuple(counts.states))
         return tuple(state for state in states if kind_of(state) == kind)
@@ -102,29 +99,32 @@ class Bridge:
             if all(lease.job_id in moved.refused for lease in leases):
                 await self._release(leases)
                 break
-            await self._carry(leases, moved)
+            await self._move_leased(leases, moved)
         await self._move_delayed(moved)
 
-    async def _carry(self, leases: Sequence[Lease], moved: Moved) -> None:
+    async def _move_leased(self, leases: Sequence[Lease], moved: Moved) -> None:
         try:
             answers = await self._store(leases)
-        except BaseException:  # a target that is away costs no job an attempt, or its time
+        except BaseException:  # an unreachable target must not cost a job an attempt
             await self._release(leases)
             raise
-        gone: list[tuple[Lease, str]] = []
-        left: list[tuple[Lease, str]] = []
+        accepted: list[tuple[Lease, str]] = []
+        refused: list[Lease] = []
         for lease, answer in zip(leases, answers, strict=True):
-            _note(moved, lease.job_id, answer)
-            (gone if answer.accepted else left).append((lease, answer.job_id))
-        if gone:
+            _count(moved, lease.job_id, answer)
+            if answer.accepted:
+                accepted.append((lease, answer.job_id))
+            else:
+                refused.append(lease)
+        if accepted:
             await self.source.settle(
-                [Outcome(lease, "complete", _result(new)) for lease, new in gone]
+                [Outcome(lease, "complete", _result(new)) for lease, new in accepted]
             )
             if not self.keep:
-                await self.source_ledger.remove([lease.job_id for lease, _ in gone])
-        if left:
-            await self._release([lease for lease, _ in left])
-        self.on_moved(len(gone))
+                await self.source_ledger.remove([lease.job_id for lease, _ in accepted])
+        if refused:
+            await self._release(refused)
+        self.on_moved(len(accepted))
 
     async def _release(self, leases: Sequence[Lease]) -> None:
         await self.source.settle([Outcome(lease, "release") for lease in leases])
@@ -139,17 +139,19 @@ class Bridge:
             ]
             answers = await self._store(due, now_ms)
             for job, answer in zip(due, answers, strict=True):
-                _note(moved, job.job_id, answer)
-            gone = [job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted]
-            if gone:
-                await self.source_ledger.remove(gone)
-                self.on_moved(len(gone))
+                _count(moved, job.job_id, answer)
+            accepted = [
+                job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted
+            ]
+            if accepted:
+                await self.source_ledger.remove(accepted)
+                self.on_moved(len(accepted))
             after = page.after
             if not after:
                 return
 
     def _new(self, job: Lease | JobRecord, now_ms: int = 0) -> NewJob:
-        """The job as it is stored in the new queue."""
+        """The job as it is submitted to the target."""
         due_ms = job.due_ms if isinstance(job, JobRecord) else 0
         return NewJob(
             task=job.task,
@@ -165,26 +167,26 @@ class Bridge:
     async def _store(
         self, old: Sequence[Lease] | Sequence[JobRecord], now_ms: int = 0
     ) -> list[Submitted]:
-        """Store them, waiting as long as the new queue is full."""
+        """Submit the jobs to the target; waits while the target is full."""
         jobs = [self._new(job, now_ms) for job in old]
         answers: dict[int, Submitted] = {}
         todo = list(range(len(jobs)))
         while todo:
-            got = await self.target.submit([jobs[at] for at in todo])
-            answers |= dict(zip(todo, got, strict=True))
+            submitted = await self.target.submit([jobs[at] for at in todo])
+            answers |= dict(zip(todo, submitted, strict=True))
             todo = [at for at in todo if answers[at].status == "full"]
             if todo:
                 await asyncio.sleep(max(_FULL_WAIT_S, answers[todo[0]].retry_after_ms / 1000))
         stored = [answers[at] for at in range(len(jobs))]
         accepted = [answer.job_id for answer in stored if answer.accepted]
-        await self._check_two(accepted, {job.queue for job in old})
+        await self._check_distinct(accepted, {job.queue for job in old})
         return stored
 
-    async def _check_two(self, stored: Sequence[str], queues: set[str]) -> None:
-        """One queue may have two URLs: then the old one has what was stored in the new one.
+    async def _check_distinct(self, stored: Sequence[str], queues: set[str]) -> None:
+        """Raise if both URLs name the same queue: then the source has what the target stored.
 
-        Asked once a queue, of the first that was stored; nothing has left it before. Two queues of
-        one database are two: the record says in which of them a job is.
+        Checked once per queue, with the first stored job, before anything is removed. Two queues of
+        one database are distinct: the record tells in which of them a job is.
         """
         if not stored or queues <= self.checked:
             return
@@ -196,22 +198,22 @@ class Bridge:
 
 
 def moved_id(from_url: str, job_id: str) -> str:
-    """The id of a job in the new queue: the same each time, and no other job's."""
+    """The id of a job in the target: the same each time, and unique to the job."""
     parsed = parse_url(from_url)
-    place = f"{parsed.contract}+{parsed.store}?{sorted(parsed.options.items())}"
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tenure bridge {place} {job_id}"))
+    source = f"{parsed.contract}+{parsed.store}?{sorted(parsed.options.items())}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tenure bridge {source} {job_id}"))
 
 
-def patient(url: str) -> str:
-    """The old queue for a bridge: however often one is killed, no job is given up for it."""
+def without_lost_limit(url: str) -> str:
+    """The source without a limit of lost leases: a bridge that is killed must bury no job."""
     parsed = parse_url(url)
-    option = _LOST_MAX.get(parsed.contract)
-    if option is None or option in parsed.options:
+    option = contract_of(parsed).lost_max_option
+    if not option or option in parsed.options:
         return url
     return with_options(url, **{option: 1_000_000})
 
 
-def _note(moved: Moved, job_id: str, answer: Submitted) -> None:
+def _count(moved: Moved, job_id: str, answer: Submitted) -> None:
     if answer.accepted:
         moved.moved += 1
         moved.replayed += answer.status == "replayed"
@@ -228,16 +230,16 @@ def _result(new_id: str) -> bytes:
 @click.argument("to_url", metavar="TO_URL")
 @click.option("--keep", is_flag=True, help="Keep the old job as done, instead of removing it.")
 @click.option("--plain", is_flag=True, help="Leave out groups and priorities.")
-@click.option("--with-workers", is_flag=True, help="Go on although workers serve the old queue.")
+@click.option("--with-workers", is_flag=True, help="Run although workers serve the old queue.")
 @json_option
 def bridge_command(
     from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
 ) -> int:
-    """Move what waits in one queue to another, of whichever contracts, each job exactly once.
+    """Move the waiting jobs of a queue to another one, of any contract, each exactly once.
 
-    It may be stopped and started again: no job is lost, none arrives twice. Stop the workers of the
-    old queue first. Jobs that the new queue does not take stay where they are, and are named; where
-    it has no groups or no priorities, --plain leaves them out.
+    It may be stopped and started again: no job is lost, and none arrives twice. Stop the workers of
+    the old queue first. Jobs that the new queue refuses stay in the old one and are listed. --plain
+    drops groups and priorities, for a queue without them.
 
     \b
     tenure bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0
@@ -256,10 +258,13 @@ def bridge_command(
 
 async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool) -> Moved:
     ledger = open_ledger(from_url)
-    source, target = open_queue(patient(from_url), worker_id=NAME), open_queue(to_url)
+    source, target = (
+        open_queue(without_lost_limit(from_url), worker_id=_WORKER_ID),
+        open_queue(to_url),
+    )
     try:
         counts = await ledger.counts()
-        workers = await _workers(ledger, counts.workers)
+        workers = await _count_workers(ledger)
         if workers and not with_workers:
             raise Failed(
                 Exit.CONFLICT,
@@ -268,7 +273,7 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
             )
         waiting = by_kind(counts).get("waiting", 0)
         with progressbar(length=waiting, label="moving", file=sys.stderr) as bar:
-            way = Bridge(
+            bridge = Bridge(
                 from_url,
                 source,
                 ledger,
@@ -278,17 +283,15 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
                 on_wait=_say_wait,
                 plain=plain,
             )
-            return await way.run()
+            return await bridge.run()
     finally:
-        for part in (source, target, ledger):
-            await part.close()
+        for opened in (source, target, ledger):
+            await opened.close()
 
 
-async def _workers(ledger: Ledger, counted: int) -> int:
-    """Those that could run a job; a bridge that was killed is no such worker."""
-    if not isinstance(ledger, Staffed):
-        return counted
-    return sum(beat.worker_id != NAME for beat in await ledger.workers())
+async def _count_workers(ledger: Ledger) -> int:
+    """The number of workers, without a bridge that was killed."""
+    return sum(beat.worker_id != _WORKER_ID for beat in await ledger.workers())
 
 
 def _say_wait(count: int, ms: int) -> None:

@@ -1,9 +1,9 @@
 """Settings and where they come from: flags over TENURE_* over tenure.toml over defaults.
 
-This module is the only reader of the environment and of settings files. `worker.concurrency` is
+Only this module reads the environment and settings files. `worker.concurrency` is
 `TENURE_WORKER_CONCURRENCY` in the environment and `concurrency` of the table `[worker]` in
-tenure.toml. A setting that may hold a secret (keys, URLs) can be read from a file:
-`TENURE_LLM_KEY_FILE` names it, or systemd's LoadCredential= brings it as `TENURE_LLM_KEY`.
+tenure.toml. A setting that may contain a secret (keys, URLs) can be read from a file, which
+`TENURE_LLM_KEY_FILE` or systemd's LoadCredential=TENURE_LLM_KEY names.
 
 A running `tenure up` writes `up.json` into its data folder, so that other commands find its queues.
 """
@@ -21,10 +21,11 @@ from typing import Any, Literal, cast
 from tenure.core.errors import UsageError
 from tenure.store.files import why_untrusted, write_private
 
-Kind = Literal["text", "integer", "number", "list"]
-Value = str | int | float | list[str]
+_Kind = Literal["text", "integer", "number", "list"]
+_Value = str | int | float | list[str]
 
-PREFIX = "TENURE_"
+_PREFIX = "TENURE_"
+DEFAULT_CONTRACT = "streams"
 
 DATA_FOLDER = ".tenure"
 """The default of the setting `data`."""
@@ -32,37 +33,39 @@ DATA_FOLDER = ".tenure"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting; `default` also tells an unset text ("") from a set one.
+    """One setting. The default "" means that a text is not set.
 
-    `alias` is a variable that a contract's text names; ours wins over it.
+    `alias` is a variable that a contract names; ours wins over it.
     """
 
     name: str
-    default: Value
+    default: _Value
     help: str
-    kind: Kind = "text"
+    kind: _Kind = "text"
     secret: bool = False
     alias: str = ""
 
     @property
     def sensitive(self) -> bool:
-        """Whether it may hold a secret, and so may be given as a file."""
+        """Whether it may contain a secret, and so may be read from a file."""
         return self.secret or self.name.endswith(("url", "queues"))
 
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return PREFIX + self.name.replace(".", "_").upper()
+        return _PREFIX + self.name.replace(".", "_").upper()
 
 
 SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
-            "queue_url", "streams+redis://127.0.0.1:6379/0", "the queue that commands speak to"
+            "queue_url",
+            f"{DEFAULT_CONTRACT}+redis://127.0.0.1:6379/0",
+            "the queue that commands use",
         ),
         Setting("gateway_url", "", "submit and watch through this gateway instead of the store"),
-        Setting("api_key", "", "the key to show to that gateway", secret=True),
+        Setting("api_key", "", "the API key for that gateway", secret=True),
         Setting("data", DATA_FOLDER, "the folder in which `tenure up` keeps its data"),
         Setting("redis_url", "", "a Redis that `tenure up` uses instead of starting one"),
         Setting("postgres_url", "", "where `tenure up` keeps inbox and plane; else SQLite"),
@@ -70,83 +73,123 @@ SETTINGS = {
         Setting("log_format", "auto", "json, text, or auto: text on a terminal, json elsewhere"),
         Setting("gateway.host", "127.0.0.1", "the address the gateway listens on"),
         Setting("gateway.port", 8470, "the port the gateway listens on", "integer"),
-        Setting("gateway.admin_address", "", "host:port for what admins and observers ask"),
+        Setting("gateway.admin_address", "", "host:port for requests of admins and observers"),
         Setting("gateway.queues", [], "the queues a gateway serves; empty: queue_url", "list"),
-        Setting("gateway.redact", [], "names masked besides the usual; -name, /pattern/", "list"),
+        Setting("gateway.redact", [], "further names to mask; -name, /pattern/", "list"),
         Setting("gateway.audit_keep", 10_000, "how many entries the audit log keeps", "integer"),
-        Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} stands for its id"),
+        Setting("gateway.trace_url", "", "where a trace is shown; {trace_id} is replaced"),
         Setting("gateway.lake", "lake", "the folder of the pipeline's history, for its page"),
         Setting(
             "gateway.ttl_s",
             86_400,
-            "how long a job is kept that does not say (also JOB_TTL_S)",
+            "how long a job is kept by default (also JOB_TTL_S)",
             "integer",
             alias="JOB_TTL_S",
         ),
-        Setting("gateway.streams_per_key", 20, "event streams open at once with a key", "integer"),
-        Setting("gateway.heartbeat_s", 15.0, "how often a silent event stream is kept", "number"),
-        Setting("gateway.depth_per_key", 100_000, "unfinished jobs of a key in a queue", "integer"),
-        Setting("gateway.rate_per_s", 1_000.0, "requests a second with a key; 0: any", "number"),
+        Setting("gateway.streams_per_key", 20, "open event streams per key", "integer"),
         Setting(
-            "gateway.rate_burst", 2_000, "requests at once with a key; 0: rate_per_s", "integer"
+            "gateway.heartbeat_s", 15.0, "interval of heartbeats on a silent event stream", "number"
         ),
+        Setting("gateway.depth_per_key", 100_000, "unfinished jobs per key and queue", "integer"),
+        Setting("gateway.rate_per_s", 1_000.0, "requests a second per key; 0: no limit", "number"),
+        Setting("gateway.rate_burst", 2_000, "burst of requests per key; 0: rate_per_s", "integer"),
         Setting("gateway.body_bytes_max", 204_800, "largest body of a request", "integer"),
         Setting("gateway.body_timeout_s", 30.0, "how long a body may take to arrive", "number"),
         Setting("gateway.form_bytes_max", 1_048_576, "largest form of the dashboard", "integer"),
-        Setting("gateway.head_bytes_max", 32_768, "largest head of a request", "integer"),
-        Setting("gateway.head_timeout_s", 10.0, "how long a head may take to arrive", "number"),
-        Setting("gateway.idle_timeout_s", 20, "how long a connection may rest", "integer"),
-        Setting("gateway.connections_max", 4_000, "connections open at once", "integer"),
-        Setting("gateway.connections_per_address", 1_000, "of these by one address", "integer"),
-        Setting("gateway.drain_timeout_s", 10.0, "how long requests may finish", "number"),
+        Setting("gateway.head_bytes_max", 32_768, "largest request line and headers", "integer"),
+        Setting(
+            "gateway.head_timeout_s", 10.0, "how long the headers may take to arrive", "number"
+        ),
+        Setting("gateway.idle_timeout_s", 20, "how long a connection may be idle", "integer"),
+        Setting("gateway.connections_max", 4_000, "open connections", "integer"),
+        Setting(
+            "gateway.connections_per_address",
+            1_000,
+            "open connections per client address",
+            "integer",
+        ),
+        Setting(
+            "gateway.drain_timeout_s",
+            10.0,
+            "how long running requests may take at shutdown",
+            "number",
+        ),
         Setting("gateway.session_s", 43_200.0, "how long a browser stays signed in", "number"),
-        Setting("gateway.session_idle_s", 7_200.0, "and how long without a request", "number"),
+        Setting(
+            "gateway.session_idle_s",
+            7_200.0,
+            "how long it stays signed in without a request",
+            "number",
+        ),
         Setting(
             "gateway.failed_logins_per_min",
             30,
-            "wrong keys from one address or for one key; more are a 429; 0: no limit",
+            "wrong keys a minute per address and per key, then 429; 0: no limit",
             "integer",
         ),
         Setting(
             "gateway.trusted_proxies",
             [],
-            "addresses or networks (`unix` for a socket) whose headers name client and person",
+            "proxies (address, network, or `unix`) whose headers name the client and the user",
             "list",
         ),
         Setting(
             "gateway.sso_groups",
             [],
-            "GROUP=SCOPE+SCOPE@TENANT: what people of a group may do; the first match decides",
+            "GROUP=SCOPE+SCOPE@TENANT: the scopes of a group's users; the first match wins",
             "list",
         ),
-        Setting("gateway.sso_user_header", "X-Forwarded-User", "the header that names a person"),
-        Setting("gateway.sso_groups_header", "X-Forwarded-Groups", "and the person's groups"),
+        Setting("gateway.sso_user_header", "X-Forwarded-User", "the header with the user's name"),
+        Setting(
+            "gateway.sso_groups_header", "X-Forwarded-Groups", "the header with the user's groups"
+        ),
         Setting("worker.queues", [], "the queues a worker serves (comma separated)", "list"),
-        Setting("worker.concurrency", 0, "attempts at once in a worker; 0: its default", "integer"),
+        Setting(
+            "worker.concurrency", 0, "concurrent attempts in a worker; 0: its default", "integer"
+        ),
         Setting("worker.processes", 1, "worker processes", "integer"),
         Setting("worker.lease_ms", 0, "how long a lease lasts; 0: the contract's own", "integer"),
-        Setting("worker.drain_timeout_s", 30.0, "how long running jobs may finish", "number"),
-        Setting("worker.unknown_task_s", 3_600.0, "how long jobs without a handler wait", "number"),
-        Setting("worker.metrics_port", 0, "serve Prometheus metrics there; 0: nowhere", "integer"),
+        Setting(
+            "worker.drain_timeout_s", 30.0, "how long running jobs may take at shutdown", "number"
+        ),
+        Setting(
+            "worker.unknown_task_s",
+            3_600.0,
+            "how long jobs without a handler wait for one",
+            "number",
+        ),
+        Setting("worker.metrics_port", 0, "the port for Prometheus metrics; 0: none", "integer"),
         Setting("worker.otlp_url", "", "a collector for spans, such as http://127.0.0.1:4318"),
         Setting("llm.url", "", "an OpenAI-compatible server, such as http://127.0.0.1:8080/v1"),
-        Setting("llm.model", "", "the model that server shall use; empty: its only one"),
-        Setting("llm.key", "", "the key to show to that server", secret=True),
+        Setting("llm.model", "", "the model to use; empty: the first one that the server lists"),
+        Setting("llm.key", "", "the API key for that server", secret=True),
         Setting("llm.embed_model", "", "the model for /v1/embeddings; empty: llm.model"),
-        Setting("llm.timeout_s", 120.0, "longest wait for the next piece of an answer", "number"),
+        Setting("llm.timeout_s", 120.0, "longest wait for the next chunk of an answer", "number"),
         Setting("rag.folder", "", "text files that `rag` searches when a job brings none"),
         Setting("tools", "", "the TOML file that says what the task `tool` may do"),
         Setting("vault.keys", "", "the key ring: `id=base64` lines, active one first", secret=True),
-        Setting("vault.kms", "", "a function that makes a key ring of your own (module:function)"),
-        Setting("egress.allow", [], "private hosts and networks that jobs may name", "list"),
-        Setting("webhooks.headers", "contract", "contract, or standard: those besides as well"),
+        Setting("vault.kms", "", "a function that returns your own key ring (module:function)"),
+        Setting("egress.allow", [], "private hosts and networks that jobs may reach", "list"),
         Setting(
-            "webhooks.per_key", 0, "deliveries of a key at once in a worker; 0: all", "integer"
+            "webhooks.headers",
+            "contract",
+            "contract, or standard: Standard Webhooks headers as well",
+        ),
+        Setting(
+            "webhooks.per_key",
+            0,
+            "concurrent deliveries per key in a worker; 0: no limit",
+            "integer",
         ),
         Setting("webhooks.secrets", "", "lines `requester = secret`; * is for all", secret=True),
         Setting("transcode.folder", "", "where transcoding keeps its files; empty: below TMPDIR"),
         Setting("transcode.files", "", "the one folder that file:// may name; empty: none"),
-        Setting("transcode.per_key", 0, "transcodes of a key at once in all; 0: any", "integer"),
+        Setting(
+            "transcode.per_key",
+            0,
+            "concurrent transcodes per key, of all workers; 0: no limit",
+            "integer",
+        ),
         Setting("transcode.source_bytes_max", 20 * 1024**3, "largest source to fetch", "integer"),
         Setting("transcode.ffmpeg", "", "the ffmpeg to run; empty: the system's, else the wheel's"),
         Setting(
@@ -155,7 +198,7 @@ SETTINGS = {
             "parts of ffmpeg's cage without which no worker starts: network, files, syscalls",
             "list",
         ),
-        Setting("transcode.readable", [], "further places that ffmpeg may read", "list"),
+        Setting("transcode.readable", [], "further paths that ffmpeg may read", "list"),
         Setting("transcode.output_bytes_max", 4 * 1024**3, "largest output", "integer"),
         Setting("transcode.memory_bytes_max", 4 * 1024**3, "memory of an ffmpeg", "integer"),
         Setting("transcode.cpu_s_max", 4 * 3600, "processor time of an ffmpeg", "integer"),
@@ -174,19 +217,19 @@ _WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
 class Found:
     """A setting's value and where it was found."""
 
-    value: Value
+    value: _Value
     origin: str
 
 
 class Config:
-    """The settings as this process sees them; a flag, where given, wins over all of them."""
+    """The settings of this process; a flag wins over all other sources."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._environment = environment
         self._folder = folder
         self._file, self._table = _read_file(environment, folder)
 
-    def find(self, name: str, flag: Value | None = None) -> Found:
+    def find(self, name: str, flag: _Value | None = None) -> Found:
         """The value of a setting and its origin."""
         setting = SETTINGS[name]
         if flag is not None and flag != []:
@@ -226,10 +269,10 @@ class Config:
         known |= {f"{setting.variable}_FILE" for setting in SETTINGS.values() if setting.sensitive}
         import difflib
 
-        strange = [
-            name for name in self._environment if name.startswith(PREFIX) and name not in known
+        unknown = [
+            name for name in self._environment if name.startswith(_PREFIX) and name not in known
         ]
-        return sorted(n for n in strange if difflib.get_close_matches(n, known, n=1, cutoff=0.85))
+        return sorted(n for n in unknown if difflib.get_close_matches(n, known, n=1, cutoff=0.85))
 
     def _from_environment(self, setting: Setting) -> Found | None:
         name = setting.variable
@@ -263,7 +306,7 @@ class Config:
         return Found(getattr(up, setting.name), f"{_UP} in {self.data}") if up else None
 
     def queue_urls(self) -> list[str]:
-        """The queues to show: those that were named, else all of a running `tenure up`."""
+        """The queues to show: the configured ones, else all of a running `tenure up`."""
         named = self.texts("worker.queues")
         found = self.find("queue_url")
         up = None if named or not found.origin.startswith(_UP) else running_up(self.data)
@@ -276,7 +319,7 @@ def load_config() -> Config:
 
 
 def debug_wanted() -> bool:
-    """TENURE_DEBUG: show where an error came from."""
+    """TENURE_DEBUG: show the traceback of an error."""
     return bool(os.environ.get("TENURE_DEBUG"))
 
 
@@ -288,11 +331,11 @@ def colours_wanted(stream: Any) -> bool:
 
 
 def browser_possible() -> bool:
-    """A person at a desk: a terminal, and somewhere to show a page."""
-    seen = (
+    """Whether there is a terminal and a desktop that can show a page."""
+    desktop = (
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"
     )
-    return bool(seen) and sys.stdout.isatty()
+    return bool(desktop) and sys.stdout.isatty()
 
 
 def process_environment() -> Mapping[str, str]:
@@ -301,16 +344,16 @@ def process_environment() -> Mapping[str, str]:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of our children: ours, with text logs unless a format is set.
+    """Our environment for child processes, with text logs unless a format is set.
 
-    The variables of systemd are for this process alone.
+    The variables of systemd are left out: they are for this process only.
     """
     ours = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", *_WATCHDOG)}
     return {"TENURE_LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1", **ours}
 
 
 def as_list(values: Iterable[str]) -> str:
-    """A list as a variable of the environment; a line each, since URLs may hold commas."""
+    """A list as an environment variable: one line each, since URLs may contain commas."""
     return "".join(f"{value}\n" for value in values)
 
 
@@ -326,9 +369,9 @@ def with_options(url: str, **options: object) -> str:
 
 
 def notify_address() -> tuple[str, int]:
-    """Where systemd wants to hear from us, and within how many milliseconds (0: never)."""
-    meant_for, usec = (os.environ.get(name, "") for name in _WATCHDOG)
-    for_us = not meant_for or meant_for == str(os.getpid())
+    """The socket of systemd, and the watchdog's interval in milliseconds (0: no watchdog)."""
+    pid, usec = (os.environ.get(name, "") for name in _WATCHDOG)
+    for_us = not pid or pid == str(os.getpid())
     watchdog_ms = int(usec) // 1000 if usec.isdigit() and for_us else 0
     return os.environ.get("NOTIFY_SOCKET", ""), watchdog_ms
 
@@ -354,11 +397,11 @@ def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict
 def _read_trusted(path: Path, *, chosen: bool) -> str:
     """The text of a regular file; raises if other users could have written it.
 
-    Settings say where jobs and secrets are sent. `chosen`: its user named the file.
+    Settings decide where jobs and secrets are sent. `chosen` means that the user named the file.
     """
 
     def at_once(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # the open of a FIFO waits for a writer
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a FIFO would wait for a writer
 
     with open(path, encoding="utf-8", opener=at_once) as file:
         found = os.fstat(file.fileno())
@@ -366,7 +409,7 @@ def _read_trusted(path: Path, *, chosen: bool) -> str:
             raise UsageError(f"{path} is no regular file; settings and secrets are read from one")
         why = why_untrusted(found, chosen=chosen)
         if not chosen and not why:
-            why = why_untrusted(path.lstat())  # a link of another user's to a file of ours
+            why = why_untrusted(path.lstat())  # another user's link to a file of ours
         if why:
             named = "" if chosen else " (one that TENURE_CONFIG names may be another user's)"
             raise UsageError(
@@ -382,7 +425,7 @@ def _read_trusted(path: Path, *, chosen: bool) -> str:
 
 
 def read_secret_file(path: str) -> str:
-    """The text of a file that an option or a setting names."""
+    """The text of a file that an option or setting names."""
     return _read_trusted(Path(path).expanduser(), chosen=True).strip()
 
 
@@ -406,7 +449,7 @@ def _check_name(path: Path, name: str) -> None:
         raise UsageError(f"{path}: there is no setting {name!r}{hint}")
 
 
-def _parse(setting: Setting, raw: Any, where: str) -> Value:
+def _parse(setting: Setting, raw: Any, where: str) -> _Value:
     try:
         match setting.kind:
             case "text" if isinstance(raw, str):
@@ -426,7 +469,7 @@ def _parse(setting: Setting, raw: Any, where: str) -> Value:
 
 
 def is_storable(number: float) -> bool:
-    """Whether stores and clocks can hold a number of the command line or of a setting.
+    """Whether stores and clocks can represent this number.
 
     >>> [is_storable(number) for number in (0, -1.5, 2**53, float("inf"), float("nan"), 10**400)]
     [True, True, True, False, False, False]
@@ -434,8 +477,8 @@ def is_storable(number: float) -> bool:
     return abs(number) <= 2**53
 
 
-def _read_secret(setting: Setting, path: str, where: str) -> Value:
-    """What the file says; a list has a line for each."""
+def _read_secret(setting: Setting, path: str, where: str) -> _Value:
+    """The value in a file; a list has one line per item."""
     try:
         text = read_secret_file(path)
     except OSError as error:
@@ -448,7 +491,7 @@ _UP_FILE = "up.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningUp:
-    """Where the parts of a running `tenure up` are, and the process that owns them.
+    """The process and the addresses of a running `tenure up`.
 
     `queue_url` is the first of the `queues` that its worker serves.
     """
@@ -462,23 +505,23 @@ class RunningUp:
 
 
 def running_up(folder: Path) -> RunningUp | None:
-    """The `tenure up` that owns this data folder now, if its process is alive.
+    """The `tenure up` that uses this data folder, if its process is alive.
 
-    A file that another user made is not believed: it would lead our jobs to a store of theirs.
+    A file of another user is ignored: it could send our jobs to a store of theirs.
     """
     import msgspec
 
     try:
         with (folder / _UP_FILE).open("rb") as file:
-            ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+            is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
             up = msgspec.json.decode(file.read(), type=RunningUp)
     except (OSError, msgspec.MsgspecError):
         return None
-    return up if ours and _alive(up.pid) else None
+    return up if is_ours and _is_alive(up.pid) else None
 
 
 def announce_up(folder: Path, up: RunningUp) -> None:
-    """Write the file whole or not at all; it holds a password, so it is for its owner only."""
+    """Write `up.json` atomically; it contains a password, so only its owner may read it."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(up), indent=2).decode()
@@ -486,13 +529,13 @@ def announce_up(folder: Path, up: RunningUp) -> None:
 
 
 def withdraw_up(folder: Path) -> None:
-    """Say that it runs no more."""
+    """Remove `up.json`."""
     (folder / _UP_FILE).unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)  # it is another user's
+        return isinstance(error, PermissionError)  # another user's process
     return True

@@ -10,50 +10,38 @@ import socket
 import sqlite3
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import click
-import msgspec
 
 from tenure.cli.config import Config, load_config
+from tenure.cli.console import Exit, answer, json_option, paint
 from tenure.cli.gateway_client import fetch
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, paint
-from tenure.contracts.streams.options import GROUP, Options, keys
 from tenure.core.errors import ServerError, StoreError, TenureError
-from tenure.core.registry import open_ledger, open_part, parse_url
+from tenure.core.registry import (
+    Finding,
+    QueueUrl,
+    contract_of,
+    make_finding,
+    open_ledger,
+    open_part,
+    parse_url,
+    paused_finding,
+)
 from tenure.core.seam import Counts
 from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
 
-Level = Literal["ok", "note", "problem"]
-
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
-_DOWN = ("reachable", "folder", "database file")  # with such a problem the queue is not asked
-_SQLITE_OLDEST = (3, 35, 0)  # the first with RETURNING
-_REDIS_OLDEST, _REDIS_GOOD = (6, 2), (7, 0)
-_POSTGRES_OLDEST = 130_000
+_DOWN = ("reachable", "folder", "database file")  # a problem here means that no queue can answer
+_SQLITE_MIN = (3, 35, 0)  # the first with RETURNING
+_REDIS_MIN, _REDIS_RECOMMENDED = (6, 2), (7, 0)
+_POSTGRES_MIN = 130_000
 _SKEW_MS_NOTE, _SKEW_MS_PROBLEM = 1_000, 30_000
 _WAITING_MS_MAX = 600_000
 _FREE_BYTES_MIN = 1 << 30
 _OPEN_S_MAX = 300
-_LATE_LEASES = 3  # a healthy worker takes over what ran out within two
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What one check found: `problem` will hurt, `note` may; `remedy` says what to do."""
-
-    level: Level
-    check: str
-    detail: str
-    remedy: str = ""
-
-
-def judged(check: str, detail: str, *, bad: bool, remedy: str, level: Level = "problem") -> Finding:
-    """A finding of `level` with its remedy if it is bad, else ok."""
-    return Finding(level, check, detail, remedy) if bad else Finding("ok", check, detail)
 
 
 @click.command("doctor")
@@ -89,22 +77,22 @@ def _line(finding: Finding) -> str:
 
 
 def _machine_findings(config: Config) -> list[Finding]:
-    java, strange = shutil.which("java"), config.unknown_variables
+    java, unknown = shutil.which("java"), config.unknown_variables
     return [
-        judged(
+        make_finding(
             "python",
             platform.python_version(),
             bad=sys.version_info < (3, 11),
             remedy="install Python 3.11 or newer",
         ),
-        judged(
+        make_finding(
             "sqlite",
             sqlite3.sqlite_version,
-            bad=sqlite3.sqlite_version_info < _SQLITE_OLDEST,
+            bad=sqlite3.sqlite_version_info < _SQLITE_MIN,
             level="note",
-            remedy="inbox and plane on SQLite need 3.35; use a newer Python build",
+            remedy="queues on SQLite need 3.35; use a newer Python build",
         ),
-        judged(
+        make_finding(
             "java",
             java or "not found",
             bad=not java,
@@ -113,10 +101,10 @@ def _machine_findings(config: Config) -> list[Finding]:
         ),
         _server_program(),
         _port(config.text("gateway.host"), config.integer("gateway.port")),
-        judged(
+        make_finding(
             "settings",
-            f"unknown: {', '.join(strange)}" if strange else "every TENURE_* variable is known",
-            bad=bool(strange),
+            f"unknown: {', '.join(unknown)}" if unknown else "every TENURE_* variable is known",
+            bad=bool(unknown),
             level="note",
             remedy="`tenure config show --json` lists the right names",
         ),
@@ -165,11 +153,11 @@ def _is_gateway(url: str) -> bool:
 
 
 async def _queue_findings(url: str) -> list[Finding]:
-    """The queue is asked only where its store is well enough to answer."""
+    """The findings of a store, and of its queue if the store can answer."""
     parsed = parse_url(url)
     kind = parsed.store.partition("://")[0]
     if kind.startswith("http"):
-        return await asyncio.to_thread(_remote_findings, parsed.store, parsed.safe)
+        return await asyncio.to_thread(_remote_findings, parsed)
     if kind.startswith("redis"):
         found = await _redis_queue_findings(url)
     elif kind.startswith("postgres"):
@@ -180,12 +168,12 @@ async def _queue_findings(url: str) -> list[Finding]:
         found = []
     if any(f.level == "problem" and f.check in _DOWN for f in found):
         return found
-    checked = {finding.check for finding in found}
-    return [*found, *(f for f in await _ledger_findings(url) if f.check not in checked)]
+    names = {finding.check for finding in found}
+    return [*found, *(f for f in await _ledger_findings(url) if f.check not in names)]
 
 
 async def _ledger_findings(url: str) -> list[Finding]:
-    """What any queue's counts say. A queue that does not answer is one finding and ends it."""
+    """Findings from the counts of any queue; a single one if the queue does not answer."""
     name = parse_url(url).safe
     ledger = open_ledger(url)
     begun = time.monotonic()
@@ -204,21 +192,21 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
     kinds = by_kind(counts)
     waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
     return [
-        judged(
+        make_finding(
             "workers",
             f"{counts.workers}, and {waiting} jobs wait",
             bad=bool(waiting and not counts.workers and not counts.paused),
             remedy=f"start one: tenure worker app.py --from '{name}'",
         ),
-        _pause(counts.paused, f"tenure resume --queue '{name}'"),
-        judged(
+        paused_finding(counts.paused, f"tenure resume --queue '{name}'"),
+        make_finding(
             "oldest waiting",
             f"{counts.oldest_waiting_ms / 1000:.0f} s",
             bad=counts.oldest_waiting_ms > _WAITING_MS_MAX,
             level="note",
             remedy="add workers or slots: tenure worker --concurrency, --processes",
         ),
-        judged(
+        make_finding(
             "dead letters",
             f"{failed} jobs failed for good",
             bad=bool(failed),
@@ -228,14 +216,9 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
     ]
 
 
-def _pause(paused: bool, remedy: str) -> Finding:
-    detail = "paused" if paused else "handing out jobs"
-    return judged("pause", detail, bad=paused, level="note", remedy=remedy)
-
-
 def clock_finding(skew_ms: float) -> Finding:
     """`skew_ms` is positive when the store is ahead."""
-    return judged(
+    return make_finding(
         "clock",
         f"the store is {abs(skew_ms):.0f} ms {'ahead of' if skew_ms > 0 else 'behind'} us",
         bad=abs(skew_ms) > _SKEW_MS_NOTE,
@@ -244,14 +227,15 @@ def clock_finding(skew_ms: float) -> Finding:
     )
 
 
-# A control plane, as a worker reaches it.
+# A gateway, as a worker reaches it.
 
 
-def _remote_findings(store: str, name: str) -> list[Finding]:
+def _remote_findings(url: QueueUrl) -> list[Finding]:
     """`/livez` and `/readyz` of the gateway; blocking."""
     found: list[Finding] = []
+    store, name = url.store, url.safe
     for check, path, remedy in (
-        ("gateway", "/livez", "start it: tenure gateway --from plane+sqlite:///plane.db"),
+        ("gateway", "/livez", f"start it: tenure gateway --from {url.contract}+sqlite:///jobs.db"),
         ("gateway ready", "/readyz?verbose", "its store does not answer: tenure doctor there"),
     ):
         try:
@@ -259,12 +243,12 @@ def _remote_findings(store: str, name: str) -> list[Finding]:
         except (OSError, ValueError) as error:
             return [*found, Finding("problem", check, f"{name}: {error}", remedy)]
         detail = f"{name} answers {status}"
-        found.append(judged(check, detail, bad=status != 200, remedy=remedy))
+        found.append(make_finding(check, detail, bad=status != 200, remedy=remedy))
     return found
 
 
 def _base(store: str) -> str:
-    """The gateway's address: without key and options.
+    """The gateway's address, without key and options.
 
     >>> _base("http://:key@host:8470/?streams=a")
     'http://host:8470'
@@ -274,25 +258,25 @@ def _base(store: str) -> str:
     return f"{scheme}://{authority.rpartition('@')[2]}"
 
 
-# A Redis server, and what only the streams contract has.
+# A Redis server, and what the contract itself checks.
 
 
 async def _redis_queue_findings(url: str) -> list[Finding]:
     parsed = parse_url(url)
-    shape = import_module(f"tenure.contracts.{parsed.contract}.options").Options
-    options, store = parsed.read(shape)
+    contract = contract_of(parsed)
+    _, store = contract.read_options(parsed)
     redis = Redis(store, name="tenure-doctor", connect_timeout_ms=2_000, timeout_ms=5_000)
     try:
         findings = await _redis_findings(redis, parsed.safe)
-        if findings[0].level == "ok" and parsed.contract == "streams":
-            findings += await _streams_findings(redis, cast("Options", options))
+        if findings[0].level == "ok" and contract.doctor is not None:
+            findings += await contract.doctor(parsed, redis)
         return findings
     finally:
         await redis.close()
 
 
 async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
-    """What INFO, CONFIG and TIME say; a server that is away is one finding and ends it."""
+    """Findings from INFO, CONFIG and TIME; a single one if the server is unreachable."""
     try:
         before_ms = time.time() * 1000
         clock = await redis.call("TIME")
@@ -308,7 +292,7 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
     return [
         Finding("ok", "reachable", f"{name} in {after_ms - before_ms:.1f} ms"),
         version_finding(info),
-        judged("role", role, bad=role != "master", remedy=remedy),
+        make_finding("role", role, bad=role != "master", remedy=remedy),
         _append_only_file(info),
         *await _redis_settings(redis),
         clock_finding(skew_ms),
@@ -316,15 +300,17 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
 
 
 def version_finding(info: dict[str, str]) -> Finding:
-    """6.2 is needed (XAUTOCLAIM, XPENDING IDLE), 7 is better."""
+    """6.2 is required (XAUTOCLAIM, XPENDING IDLE), 7 is recommended."""
     text = info.get("valkey_version") or info.get("redis_version", "0")
-    # Valkey calls itself Redis 7.2 here, so that the comparison holds for both.
+    # Valkey reports redis_version 7.2, so the comparison holds for both.
     number = tuple(int(part) for part in info.get("redis_version", "0.0").split(".")[:2])
-    if number < _REDIS_OLDEST:
+    if number < _REDIS_MIN:
         remedy = "upgrade to 6.2 or newer, better 7 or newer"
         return Finding("problem", "redis version", text, remedy)
     remedy = "upgrade to 7 or newer: it counts waiting entries itself"
-    return judged("redis version", text, bad=number < _REDIS_GOOD, level="note", remedy=remedy)
+    return make_finding(
+        "redis version", text, bad=number < _REDIS_RECOMMENDED, level="note", remedy=remedy
+    )
 
 
 def _append_only_file(info: dict[str, str]) -> Finding:
@@ -334,7 +320,7 @@ def _append_only_file(info: dict[str, str]) -> Finding:
         return Finding("problem", check, "off", f"jobs die with the server: {remedy}")
     status = info.get("aof_last_write_status", "ok")
     remedy = "the last write failed: look at the disk and the server's log"
-    return judged(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
+    return make_finding(check, f"on, last write {status}", bad=status != "ok", remedy=remedy)
 
 
 async def _redis_settings(redis: Redis) -> list[Finding]:
@@ -343,19 +329,19 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
         try:
             pair = await redis.call("CONFIG", "GET", name)
         except ServerError as error:
-            remedy = "ask whoever runs the server for appendfsync and maxmemory-policy"
+            remedy = "ask the operator of the server for appendfsync and maxmemory-policy"
             return [Finding("note", "server settings", f"not readable: {error}", remedy)]
         values[name] = pair[1].decode() if pair else "?"
     fsync, policy, limit = values.values()
     meaning = ": a power cut may lose the last second, a crash of Redis nothing"
     return [
-        judged(
+        make_finding(
             "appendfsync",
             fsync + (meaning if fsync == "everysec" else ""),
             bad=fsync not in ("everysec", "always"),
             remedy="redis-cli config set appendfsync everysec (or always), then config rewrite",
         ),
-        judged(
+        make_finding(
             "eviction",
             f"{policy}, maxmemory {limit or '0'}",
             bad=policy != "noeviction",
@@ -366,91 +352,24 @@ async def _redis_settings(redis: Redis) -> list[Finding]:
     ]
 
 
-async def _streams_findings(redis: Redis, options: Options) -> list[Finding]:
-    """The stream and its consumer group: leases that ran out, workers that went away, depth."""
-    stream, _, delayed, _, _, _, _, paused, _ = keys(options.namespace)
-    groups, consumers, is_paused, waiting, length = await redis.pipeline(
-        [
-            ("XINFO", "GROUPS", stream),
-            ("XINFO", "CONSUMERS", stream, GROUP),
-            ("EXISTS", paused),
-            ("ZCARD", delayed),
-            ("XLEN", stream),
-        ]
-    )
-    if isinstance(groups, ServerError) or not groups:
-        return [
-            judged(
-                "consumer group",
-                f"{length} jobs, no group" if length else "no worker has ever served this queue",
-                bad=bool(length),
-                level="note",
-                remedy="start a worker: tenure worker app.py",
-            )
-        ]
-    late_ms = _LATE_LEASES * options.lease_ms
-    late = await redis.call("XPENDING", stream, GROUP, "IDLE", late_ms, "-", "+", 100)
-    count = f"{len(late)}{'+' if len(late) == 100 else ''}"
-    return [
-        Finding("ok", "consumer group", GROUP),
-        judged(
-            "running jobs",
-            f"{count} without a sign of life for {late_ms / 1000:g} s",
-            bad=bool(late),
-            remedy="no worker takes them over: start one (tenure worker app.py)",
-        ),
-        _consumers([_pairs(each) for each in consumers], late_ms),
-        _depth(int(length) + int(waiting), options.max_depth),
-        _pause(bool(is_paused), "tenure resume"),
-    ]
-
-
-def _consumers(consumers: list[dict[str, Any]], late_ms: int) -> Finding:
-    dead = [c["name"].decode() for c in consumers if c["pending"] and c["idle"] > late_ms]
-    alive = sum(c["idle"] <= late_ms for c in consumers)
-    shown = ", ".join(dead[:3]) + (" ..." if len(dead) > 3 else "")
-    return judged(
-        "workers",
-        f"{alive} alive" + (f", gone with work in hand: {shown}" if dead else ""),
-        bad=bool(dead),
-        level="note",
-        remedy="another worker takes their jobs when the leases run out",
-    )
-
-
-def _depth(depth: int, limit: int) -> Finding:
-    share = depth / limit if limit else 0.0
-    return judged(
-        "depth",
-        f"{depth} jobs" + (f" of {limit} allowed" if limit else ""),
-        bad=share >= 0.8,
-        level="problem" if share >= 1 else "note",
-        remedy="more workers, or a higher max_depth in the queue URL; a full queue refuses jobs",
-    )
-
-
-def _pairs(flat: list[Any]) -> dict[str, Any]:
-    return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
 # SQL stores.
 
 
 def sqlite_findings(store: str) -> list[Finding]:
-    """The file, its folder and its disk. A file that is not there yet is made on first use."""
+    """The file, its folder and its disk. A missing file is made on first use."""
     path = Path(store.partition("://")[2].removeprefix("/").partition("?")[0])
     folder = path.parent
     if not folder.is_dir():
         return [Finding("problem", "folder", f"{folder} is not there", f"mkdir -p {folder}")]
     free, writable = shutil.disk_usage(folder).free, os.access(folder, os.W_OK)
     found = [
-        judged(
+        make_finding(
             "folder",
             f"{folder.absolute()} {'can' if writable else 'cannot'} be written",
             bad=not writable,
             remedy="SQLite writes its log beside the file: give this user the folder",
         ),
-        judged(
+        make_finding(
             "disk",
             f"{free / (1 << 30):.1f} GB free",
             bad=free < _FREE_BYTES_MIN,
@@ -472,11 +391,11 @@ def _database_file(path: Path) -> Finding:
         remedy = "is it a database of this project? restore it from a copy, or name another"
         return Finding("problem", "database file", f"{path}: {error}", remedy)
     remedy = "it is set on the first write; on a network disk it cannot be: use a local one"
-    return judged("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
+    return make_finding("database file", f"{path}, log {mode}", bad=mode != "wal", remedy=remedy)
 
 
 async def postgres_findings(store: str) -> list[Finding]:
-    """What the server says of itself; one that is away is one finding and ends it."""
+    """Findings from the server's settings; a single one if it is unreachable."""
     import asyncpg
 
     from tenure.store.postgres import connect_arguments
@@ -502,28 +421,28 @@ async def postgres_findings(store: str) -> list[Finding]:
 
 
 def server_findings(row: dict[str, Any]) -> list[Finding]:
-    """Version, durability, role, and transactions that hold everything back."""
+    """Version, durability, role and long transactions."""
     open_s = float(row["open_s"])
     return [
-        judged(
+        make_finding(
             "postgres version",
             row["version"],
-            bad=row["number"] < _POSTGRES_OLDEST,
+            bad=row["number"] < _POSTGRES_MIN,
             remedy="upgrade to 13 or newer",
         ),
-        judged(
+        make_finding(
             "fsync",
             row["fsync"],
             bad=row["fsync"] != "on",
             remedy="a crash may lose or break everything: ALTER SYSTEM SET fsync = on, then reload",
         ),
-        judged(
+        make_finding(
             "role",
             "a replica" if row["replica"] else "primary",
             bad=row["replica"],
             remedy="a replica takes no writes: name the primary",
         ),
-        judged(
+        make_finding(
             "open transactions",
             f"the oldest is {open_s:.0f} s old",
             bad=open_s > _OPEN_S_MAX,

@@ -1,4 +1,4 @@
-"""What the commands ask of a gateway, with the standard library's HTTP client: it loads fast."""
+"""A gateway client for the commands, on the standard library's HTTP client, which loads fast."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from tenure.cli.output import Exit, Failed, is_final
+from tenure.cli.console import Exit, Failed, is_final
 from tenure.core.errors import NotFound, QueueFull, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 
-_TIMEOUT_S = 30.0  # longer than the heartbeat of an event stream
+_TIMEOUT_S = 30.0  # longer than the heartbeat interval of an event stream
 _RECONNECTS_MAX = 5
-_ENDS = ("done", "error", "canceled")
+_FINAL_EVENTS = ("done", "error", "canceled")
 
 
 class GatewayClient:
-    """Speaks to a gateway; maps the contract's fields (`status`, `created_ts`) to ours."""
+    """Submits and follows jobs; maps the contract's fields (`status`, `created_ts`) to ours."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         parts = urlsplit(url)
@@ -64,13 +64,13 @@ class GatewayClient:
                     received, failures = True, 0
                     after = event.event_id or after
                     yield event
-                    if event.type in _ENDS:
+                    if event.type in _FINAL_EVENTS:
                         return
             except (OSError, http.client.HTTPException, StoreUnreachable, ReplyLost):
                 failures += 1
                 if failures > _RECONNECTS_MAX:
                     raise
-            # The stream ended early: the gateway is going, or there is nothing more to say.
+            # The stream ended early: the gateway is stopping, or the job has no more events.
             if not failures and not received and is_final((await self.job(job_id))["state"]):
                 return
             await asyncio.sleep(0.1 * 2**failures)
@@ -96,7 +96,7 @@ class GatewayClient:
                         yield event
                     lines = []
         finally:
-            _hang_up(connection)
+            _disconnect(connection)
 
     def _call(
         self,
@@ -110,7 +110,7 @@ class GatewayClient:
             response = self._send(connection, method, path, body, headers or {})
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._lost(error) from None
+            raise self._reply_lost(error) from None
         finally:
             connection.close()
         if response.status >= http.client.BAD_REQUEST:
@@ -134,17 +134,17 @@ class GatewayClient:
             connection.request(method, self._path + path, body, self._headers | headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise self._lost(error) from None
+            raise self._reply_lost(error) from None
 
-    def _lost(self, error: Exception) -> ReplyLost:
+    def _reply_lost(self, error: Exception) -> ReplyLost:
         return ReplyLost(
-            f"the gateway {self._url} was asked and did not answer ({error!r}): "
+            f"the gateway {self._url} did not answer a request ({error!r}): "
             "the request may have been executed"
         )
 
 
 def fetch(url: str, timeout_s: float) -> tuple[int, bytes]:
-    """The status and body of a GET, without proxies and redirects; blocking; raises `OSError`."""
+    """The status and body of a GET, without proxies and redirects; blocks; raises `OSError`."""
     parts = urlsplit(url)
     connection = _connection_kind(parts.scheme)(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
@@ -162,7 +162,7 @@ def _connection_kind(scheme: str) -> type[http.client.HTTPConnection]:
 
 
 def parse_sse(lines: list[str]) -> Iterator[JobEvent]:
-    """The event that a block of SSE lines spells, if it is one of the job's (`hello` is not)."""
+    """The event in a block of SSE lines, if it is one of the job (`hello` is not)."""
     fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
@@ -172,19 +172,19 @@ def parse_sse(lines: list[str]) -> Iterator[JobEvent]:
     if "event" not in fields or fields["event"] == "hello":
         return
     body = msgspec.json.decode(fields.get("data", "{}").encode())
-    inner = body.get("data", body) if isinstance(body, dict) else body
+    data = body.get("data", body) if isinstance(body, dict) else body
     known = body if isinstance(body, dict) else {}
     yield JobEvent(
         event_id=fields.get("id", ""),
         type=fields["event"],
         ts_ms=int(known.get("ts") or 0),
         step=str(known.get("step") or ""),
-        data=msgspec.json.encode(inner),
+        data=msgspec.json.encode(data),
     )
 
 
 def _refusal(status: int, content: bytes, headers: Any) -> Exception:
-    """The gateway's problem object as our error."""
+    """The error for a problem object of the gateway."""
     try:
         problem = msgspec.json.decode(content)
         detail = str(problem.get("detail") or problem.get("title"))
@@ -200,7 +200,7 @@ def _refusal(status: int, content: bytes, headers: Any) -> Exception:
         case 400 | 413 | 422:
             return Failed(Exit.USAGE, f"the gateway refused it: {detail}", status=status)
         case 502 | 503 | 504:
-            # A gateway that lost its store's answer says 503 as well.
+            # A gateway that lost the reply of its store answers 503 as well.
             return ReplyLost(
                 f"the gateway answered {status}: {detail}; the request may have been executed"
             )
@@ -208,8 +208,8 @@ def _refusal(status: int, content: bytes, headers: Any) -> Exception:
             return Failed(Exit.ERROR, f"the gateway answered {status}: {detail}", status=status)
 
 
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    """Wake a thread that still waits for a line; closing alone would leave it waiting."""
+def _disconnect(connection: http.client.HTTPConnection) -> None:
+    """Close, after a shutdown that wakes a thread which still waits for a line."""
     if connection.sock is not None:
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)

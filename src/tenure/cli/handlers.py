@@ -1,6 +1,6 @@
-"""The handlers of a worker: tasks of a file (`app.py`) or module, the built-in ones, an inbox's.
+"""Loads the handlers of a worker: from files and modules, the built-in ones, those of an inbox.
 
-What an inbox needs (cryptography, an HTTP client, storage) is optional and imported in functions.
+The libraries of an inbox (cryptography, storage) are optional and therefore imported in functions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tenure.cli.config import Config, with_options
-from tenure.cli.output import note
+from tenure.cli.console import note
 from tenure.core.errors import UsageError
-from tenure.core.registry import open_part
+from tenure.core.registry import has_part, open_part
 from tenure.store.files import why_untrusted
 from tenure.worker.decorator import task
 from tenure.worker.task import Task
@@ -37,13 +37,14 @@ log = structlog.get_logger("tenure.worker")
 
 _BUILT_IN = "tenure.tasks"
 INBOX = "tenure.transcode"
-# By default a worker holds five transcodes, which may take hours, and besides them events: ten of a
-# claim (section 12), and as many again as are delivered at once while the next claim is under way.
-SLOTS = {"inbox": 5, "outbox": 15}
+# By default a worker runs five transcodes, which may take hours, and holds fifteen events: a claim
+# of ten (section 12), and five that are being delivered during the next claim.
+TRANSCODES, _DELIVERIES = 5, 15
+_SAMPLE_TIMEOUT_S = 60.0
 
 
 def task_settings(config: Config) -> TaskSettings:
-    """What `tenure.tasks` may use here."""
+    """The settings of `tenure.tasks`."""
     from tenure.tasks import ModelSettings, TaskSettings
 
     url, folder, tools = (config.text(name) for name in ("llm.url", "rag.folder", "tools"))
@@ -69,28 +70,27 @@ def load_all(
     urls: Sequence[str] = (),
     concurrency: int = 0,
 ) -> list[Task]:
-    """The tasks of several files or modules, of which no two may have a task of the same name.
+    """The tasks of several files or modules; raises if two of them have the same name.
 
-    Only a built-in task gives way to one that comes later, so that `tenure up app.py` runs your
-    `chat` instead of the sample of that name. `concurrency` is what the operator chose, 0 for
-    nothing.
+    A later task only replaces a built-in one, so that `tenure up app.py` runs your `chat` instead
+    of the sample. `concurrency` is the configured number, 0 for the default.
     """
     if samples and _BUILT_IN not in targets:
         raise UsageError(f"--samples goes with {_BUILT_IN} only")
     found: dict[str, list[Task]] = {}
     origin: dict[str, str] = {}
     for target in targets:
-        mine: dict[str, list[Task]] = {}
+        loaded: dict[str, list[Task]] = {}
         with_samples = samples and target == _BUILT_IN
-        given: dict[str, Any] = {"urls": urls, "concurrency": concurrency}
-        for each in load_tasks(target, config, samples=with_samples, **given):
-            mine.setdefault(each.name, []).append(each)
-        for name, tasks in mine.items():
+        options: dict[str, Any] = {"urls": urls, "concurrency": concurrency}
+        for each in load_tasks(target, config, samples=with_samples, **options):
+            loaded.setdefault(each.name, []).append(each)
+        for name, tasks in loaded.items():
             before = origin.get(name, _BUILT_IN)
             if before != _BUILT_IN and not _same(tasks, found[name]):
                 raise UsageError(f"task {name!r} is in {before} and in {target}; one must go")
             origin[name] = target
-        found |= mine
+        found |= loaded
     return [each for tasks in found.values() for each in tasks]
 
 
@@ -102,25 +102,27 @@ def load_tasks(
     urls: Sequence[str] = (),
     concurrency: int = 0,
 ) -> list[Task]:
-    """All `@task` functions of a file or module; the built-in ones are made from the settings."""
+    """All `@task` functions of a file or module, or the built-in ones for these settings."""
     if target == _BUILT_IN:
         from tenure.tasks import handlers
 
-        made = handlers(task_settings(config), samples=samples)
+        tasks = handlers(task_settings(config), samples=samples)
         if not samples:
-            return made
-        from tenure.cli.samples import FLOWS
+            return tasks
+        from tenure.samples import sample_flows
 
-        made += [each for flow in FLOWS for each in flow.tasks]
-        inbox = [url for url in urls if url.startswith("inbox+")]
-        return [*made, *_inbox_tasks(config, inbox)] if inbox else made
+        for flow in sample_flows():
+            for name, handler in (flow.handlers or {}).items():
+                tasks.append(task(name, timeout_s=_SAMPLE_TIMEOUT_S)(handler))
+        inbox = [url for url in urls if has_part(url, "credentials")]
+        return [*tasks, *_inbox_tasks(config, inbox)] if inbox else tasks
     if samples:
         raise UsageError(f"--samples goes with {_BUILT_IN} only")
     if target == INBOX:
         return _inbox_tasks(config, urls, at_once=concurrency)
     module = _file(Path(target)) if _is_path(target) else _module(target)
     named = {id(value): value for value in vars(module).values() if isinstance(value, Task)}
-    found = list(named.values())  # once each, whatever names it has in the module
+    found = list(named.values())  # once each, however many names it has in the module
     if not found:
         raise UsageError(
             f'{target} has no tasks; decorate a function with @task("name") '
@@ -130,33 +132,33 @@ def load_tasks(
 
 
 def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
-    """Whether they are the same functions, which a file may have imported from another."""
+    """Whether they are the same functions: a file may have imported them from another."""
     return {each.where[1:] for each in some} == {each.where[1:] for each in others}
 
 
-def usual(target: str) -> int | None:
-    """How many attempts at once suit these tasks; None: as many as a worker takes by itself."""
-    return sum(SLOTS.values()) if target == INBOX else None
+def default_concurrency(target: str) -> int | None:
+    """The default concurrency of these tasks; None for the worker's own default."""
+    return TRANSCODES + _DELIVERIES if target == INBOX else None
 
 
 def with_slots(url: str) -> str:
-    """The URL of an inbox or outbox with the slots that its queue gets of a worker's by default.
+    """The URL of an inbox or outbox with its default number of the worker's slots.
 
     >>> with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")
     ('inbox+sqlite:///a.db?at_once=5', 'inbox+sqlite:///a.db?box=outbox&at_once=15')
     """
-    if not url.startswith("inbox+") or "at_once=" in url:
+    if not has_part(url, "credentials") or "at_once=" in url:
         return url
-    return with_options(url, at_once=SLOTS["outbox" if "box=outbox" in url else "inbox"])
+    return with_options(url, at_once=_DELIVERIES if "box=outbox" in url else TRANSCODES)
 
 
 def with_share(url: str, slots: int, per_key: int) -> str:
-    """The URL of an inbox whose worker leaves a slot to other requesters; `per_key` 0: no limit.
+    """The URL of an inbox that leaves a slot to other requesters; `per_key` 0 is no limit.
 
     >>> with_share("inbox+sqlite:///a.db", 5, 0)
     'inbox+sqlite:///a.db?share=4&requester_max=0'
     """
-    if not url.startswith("inbox+") or "box=outbox" in url or "share=" in url:
+    if not has_part(url, "credentials") or "box=outbox" in url or "share=" in url:
         return url
     return with_options(url, share=max(1, slots - 1), requester_max=per_key)
 
@@ -166,7 +168,7 @@ def _is_path(target: str) -> bool:
 
 
 def _file(path: Path) -> ModuleType:
-    """Import a file under its own name; it may import its neighbours."""
+    """Import a file under its own name; it may import modules in its folder."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give the file that holds your @task functions")
     name = path.stem
@@ -182,22 +184,22 @@ def _file(path: Path) -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
-    left_off = _add_to_path(Path.cwd())
+    refused = _add_to_path(Path.cwd())
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists, but not one that it imports
         hint = f"; for a file write {name}.py" if Path(f"{name}.py").is_file() else ""
-        why = f"; {left_off}" if left_off else ""
+        why = f"; {refused}" if refused else ""
         raise UsageError(f"there is no module {name!r} here{hint}{why}") from None
 
 
 def _add_to_path(folder: Path) -> str:
-    """Make the modules of a folder importable; returns why they are not.
+    """Make the modules of a folder importable; returns the reason if they are not.
 
-    They come after all installed modules, so that none of them takes the place of one of those. A
-    folder in which every user may write is left off: another user could have put a module there.
+    The folder comes last in the path, so that no module there shadows an installed one. A folder
+    that every user may write is refused: another user could have put a module there.
     """
     if why := why_untrusted(folder.stat(), chosen=True):
         return f"modules in {folder} are not imported: it {why}; run `chmod o-w {folder}`"
@@ -206,9 +208,10 @@ def _add_to_path(folder: Path) -> str:
 
 
 def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
-    """The handlers for the inbox that the first URL names; `at_once` deliveries, or the usual.
+    """The handlers for the inbox of the first URL, with `at_once` deliveries or the default.
 
-    `--from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves both; either queue will do.
+    `--from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves both queues. One of them is
+    enough to find the other.
     """
     from tenure.cli.keys import open_ring
     from tenure.egress import Client, Guard, Policy
@@ -216,24 +219,24 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
     from tenure.vault import Vault
     from tenure.webhooks.deliver import RETRY, TIMEOUT_S, delivery_handler
     from tenure.webhooks.refresh import Refresher
-    from tenure.webhooks.signing import Remembered, Together, read_secrets
-    from tenure.webhooks.slots import AT_ONCE, Turns
+    from tenure.webhooks.signing import CachedSecrets, ChainedSecrets, read_secrets
+    from tenure.webhooks.slots import AT_ONCE, DeliverySlots
 
     if not urls:
-        raise UsageError("name the inbox: --from inbox+sqlite:///jobs.db")
+        raise UsageError("name the inbox, with --from")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
-    turns = Turns(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
+    slots = DeliverySlots(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))
     of_operator = read_secrets(config.text("webhooks.secrets"))
 
     def secrets() -> EndpointSecrets:
-        """The secrets that requesters made, else those of the operator."""
+        """The secrets of the requesters, else those of the operator."""
         of_requesters = open_part(urls[0], "endpoint_secrets", vault=vault)
-        return Remembered(Together(of_requesters, of_operator))
+        return CachedSecrets(ChainedSecrets(of_requesters, of_operator))
 
     async def make_delivery() -> Handler:
         standard = config.text("webhooks.headers") == "standard"
-        return delivery_handler(Client(guard), secrets(), standard=standard, turns=turns)
+        return delivery_handler(Client(guard), secrets(), standard=standard, slots=slots)
 
     async def make_transcoder() -> Handler:
         store, client = open_part(urls[0], "credentials"), Client(guard)
@@ -246,17 +249,17 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
             settings=transcode_settings(config),
         )
         await transcoder.start()
-        atexit.register(transcoder.close)  # the next worker removes what a killed one leaves
+        atexit.register(transcoder.close)  # the next worker removes the folder of a killed one
         return transcode_handler(transcoder)
 
-    if not all("box=outbox" in url for url in urls):  # else it only delivers
+    if not all("box=outbox" in url for url in urls):  # else it only delivers webhooks
         settings = transcode_settings(config)
         _sweep(settings.work_folder)
-        _look_at_ffmpeg(settings)
+        _log_ffmpeg(settings)
     return [
-        # Without a policy of its own: the contract's classes and the job's max_attempts decide.
-        task("transcode")(_made_at_first_job(make_transcoder)),
-        task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_made_at_first_job(make_delivery)),
+        # No retry policy: the contract's error classes and the job's max_attempts decide.
+        task("transcode")(_lazy(make_transcoder)),
+        task("webhook", retry=RETRY, timeout_s=TIMEOUT_S)(_lazy(make_delivery)),
     ]
 
 
@@ -283,8 +286,8 @@ def transcode_settings(config: Config) -> TranscodeSettings:
     )
 
 
-def _look_at_ffmpeg(chosen: TranscodeSettings) -> None:
-    """Log at the start, not at the first job, which ffmpeg is used and how it is confined."""
+def _log_ffmpeg(chosen: TranscodeSettings) -> None:
+    """Log at the start which ffmpeg is used and how it is confined."""
     from tenure.transcode.cage import find_cage
     from tenure.transcode.ffmpeg import is_from_wheel, locate_ffmpeg
 
@@ -306,7 +309,7 @@ def _look_at_ffmpeg(chosen: TranscodeSettings) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove at the start what killed workers left: it is the source of a customer."""
+    """Remove the folders of killed workers at the start: they contain sources of customers."""
     from tenure.transcode.cage import sweep
 
     try:
@@ -318,13 +321,13 @@ def _sweep(folder: Path) -> None:
             log.info("removed the work folders of workers that were killed", folders=swept)
 
 
-def _made_at_first_job(make: Callable[[], Awaitable[Handler]]) -> Handler:
-    """A handler that is made once, at its first job, in the event loop of the worker."""
+def _lazy(make: Callable[[], Awaitable[Handler]]) -> Handler:
+    """A handler that is made at its first job, in the event loop of the worker."""
     made: list[Handler] = []
-    turn = asyncio.Lock()
+    lock = asyncio.Lock()
 
     async def handle(job: Any) -> Any:
-        async with turn:
+        async with lock:
             if not made:
                 made.append(await make())
         return await made[0](job)

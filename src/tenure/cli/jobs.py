@@ -13,8 +13,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option, queue_option, with_ledger
-from tenure.cli.output import (
+from tenure.cli.console import (
     Exit,
     Failed,
     ago,
@@ -24,10 +23,13 @@ from tenure.cli.output import (
     emit_text,
     is_final,
     job_object,
+    json_option,
     note,
     paint,
     paint_state,
     plain_json,
+    queue_option,
+    with_ledger,
 )
 from tenure.core.encoding import check_json, one_line
 from tenure.core.errors import (
@@ -46,10 +48,10 @@ if TYPE_CHECKING:
     from tenure.cli.gateway_client import GatewayClient
 
 _SUCCESS = frozenset({"done", "completed", "succeeded"})
-_STEERED = {"ok", "requested"}  # "requested": the worker that runs the job ends it
-# A store has no call to wait for one job's next event; ask often at first, then less.
+_DONE = {"ok", "requested"}  # "requested": the worker that runs the job ends it
+# A store has no call to wait for one job's next event: poll often at first, then less.
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
-_AWAY_S_MAX = 30.0  # a client outlasts a restart of the store
+_UNREACHABLE_S_MAX = 30.0  # long enough for a restart of the store
 
 
 def _checked_timeout(_ctx: click.Context, _param: click.Parameter, value: float | None) -> Any:
@@ -127,7 +129,7 @@ def submit_command(
 
 
 def _payload(data: str) -> bytes:
-    """The payload's bytes, checked to be JSON, so that a typo never reaches a worker."""
+    """The payload's bytes, checked to be JSON, so that no typo reaches a worker."""
     raw, where = data.encode(), "--data"
     if data == "-":
         raw, where = sys.stdin.buffer.read(), "stdin"
@@ -147,7 +149,7 @@ def _payload(data: str) -> bytes:
 
 
 class _StoreClient:
-    """Speaks to the store itself."""
+    """Submits and follows jobs directly in the store."""
 
     def __init__(self, url: str) -> None:
         self._queue = open_queue(url, worker_id="tenure-cli")
@@ -163,12 +165,12 @@ class _StoreClient:
         after, pause_s = "", _POLL_S_MIN
         while True:
             try:
-                # The order matters: a job that was final before its events were read has no more.
+                # The state is read first: if it is final, the events that follow are complete.
                 job = await self.job(job_id)
                 ended = is_final(job["state"], job["contract"])
                 events = await self._ledger.events(job_id, after=after)
             except (StoreUnreachable, ReplyLost):
-                if time.monotonic() - self._answered_at > _AWAY_S_MAX:
+                if time.monotonic() - self._answered_at > _UNREACHABLE_S_MAX:
                     raise
                 await asyncio.sleep(_POLL_S_MAX)
                 continue
@@ -199,7 +201,7 @@ Client = Union[_StoreClient, "GatewayClient"]
 
 
 def _open_client(queue_url: str | None, gateway_url: str | None) -> Client:
-    """The gateway if one is named or set, unless a queue is named; else the store."""
+    """A client of the gateway if there is one and no queue is given, else of the store."""
     config = load_config()
     gateway = config.text("gateway_url", gateway_url) if queue_url is None else gateway_url
     if gateway:
@@ -249,7 +251,7 @@ def _accepted(submitted: Submitted) -> Submitted:
 async def _wait_for_end(
     client: Client, job_id: str, timeout_s: float | None, show: Callable[[JobEvent], None]
 ) -> dict[str, Any]:
-    """Show each event of a job until it ends; returns the finished job, or exits with 7."""
+    """Show each event of a job until it ends; returns the job, or raises with exit code 7."""
     try:
         async with asyncio.timeout(timeout_s):
             async for event in client.follow(job_id):
@@ -326,7 +328,7 @@ def watch_command(
 
 
 def _event_object(event: JobEvent) -> dict[str, Any]:
-    """The event for a program."""
+    """The event for `--json`."""
     return {
         "id": event.event_id,
         "type": event.type,
@@ -337,12 +339,12 @@ def _event_object(event: JobEvent) -> dict[str, Any]:
 
 
 def event_line(event: JobEvent) -> str:
-    """The event for a person: time, type, step, and its data if there is any."""
+    """The event as a line: time, type, step, and data if there is any."""
     when = f"{event.ts_ms // 1000 % 86_400 // 3600:02d}:{event.ts_ms // 60_000 % 60:02d}:"
     when += f"{event.ts_ms // 1000 % 60:02d}.{event.ts_ms % 1000:03d}"
     data = "" if event.data in (b"", b"{}", b"null") else event.data.decode(errors="replace")
-    words = [paint(when, "dim"), paint_state(event.type).ljust(10), event.step, data]
-    return "  ".join(one_line(word) for word in words if word)
+    parts = [paint(when, "dim"), paint_state(event.type).ljust(10), event.step, data]
+    return "  ".join(one_line(part) for part in parts if part)
 
 
 @click.command("ls")
@@ -442,7 +444,7 @@ def cancel_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: boo
     tenure cancel JOB_ID
     tenure cancel ID ID ID --json
     """
-    return _steer(queue_url, job_ids, lambda ledger, ids: ledger.cancel(ids), "canceled", as_json)
+    return _act(queue_url, job_ids, lambda ledger, ids: ledger.cancel(ids), "canceled", as_json)
 
 
 @click.command("retry")
@@ -455,9 +457,7 @@ def retry_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool
     \b
     tenure retry JOB_ID
     """
-    return _steer(
-        queue_url, job_ids, lambda ledger, ids: ledger.retry(ids), "queued again", as_json
-    )
+    return _act(queue_url, job_ids, lambda ledger, ids: ledger.retry(ids), "queued again", as_json)
 
 
 @click.command("remove")
@@ -465,15 +465,15 @@ def retry_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool
 @queue_option
 @json_option
 def remove_command(job_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> int:
-    """Delete jobs that nobody runs, with their events and results.
+    """Delete jobs that are not running, with their events and results.
 
     \b
     tenure remove JOB_ID
     """
-    return _steer(queue_url, job_ids, lambda ledger, ids: ledger.remove(ids), "removed", as_json)
+    return _act(queue_url, job_ids, lambda ledger, ids: ledger.remove(ids), "removed", as_json)
 
 
-def _steer(
+def _act(
     queue_url: str | None,
     job_ids: Sequence[str],
     act: Callable[[Ledger, Sequence[str]], Awaitable[list[str]]],
@@ -483,21 +483,21 @@ def _steer(
     """Act on jobs by id and print one line per job; the worst answer is the exit code."""
     answers = with_ledger(queue_url, lambda ledger: act(ledger, job_ids))
     worst = Exit.OK
-    for job_id, said in zip(job_ids, answers, strict=True):
-        is_done = said in _STEERED
+    for job_id, answered in zip(job_ids, answers, strict=True):
+        is_done = answered in _DONE
         if not is_done:
-            worst = max(worst, Exit.NOT_FOUND if said == "missing" else Exit.CONFLICT)
+            worst = max(worst, Exit.NOT_FOUND if answered == "missing" else Exit.CONFLICT)
         if as_json:
-            emit({"job_id": job_id, "ok": is_done, "answer": said})
+            emit({"job_id": job_id, "ok": is_done, "answer": answered})
         elif is_done:
-            emit_text(f"{job_id} {done if said == 'ok' else 'told to its worker'}")
+            emit_text(f"{job_id} {done if answered == 'ok' else 'told to its worker'}")
         else:
-            note(f"tenure: {job_id}: {_why_not(said)}")
+            note(f"tenure: {job_id}: {_why_not(answered)}")
     return int(worst)
 
 
 def _why_not(answer: str) -> str:
-    """A ledger answers "missing", the state that forbids the step, or a sentence."""
+    """A ledger answers "missing", the state that forbids the action, or a sentence."""
     if answer == "missing":
         return "there is no such job (any more)"
     return answer if " " in answer else f"not possible, the job is {answer}"

@@ -1,4 +1,4 @@
-"""The commands for API keys, for the keys that seal credentials, and for the audit log."""
+"""The commands for API keys, for the keys that encrypt credentials, and for the audit log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ import click
 import msgspec
 
 from tenure.cli.config import Config, load_config
-from tenure.cli.group import json_option, queue_option
-from tenure.cli.output import Exit, ago, answer, answer_rows, emit, emit_text, note
+from tenure.cli.console import (
+    Exit,
+    ago,
+    answer,
+    answer_rows,
+    emit,
+    emit_text,
+    json_option,
+    note,
+    queue_option,
+)
 from tenure.core.endpoint import SCOPES, Scope
 from tenure.core.errors import NotFound, StoreError, UsageError
 
@@ -30,10 +39,10 @@ Answer = TypeVar("Answer")
 
 
 def open_ring(config: Config) -> KekRing:
-    """`vault.kms` names a function that returns a ring; else `vault.keys` holds one."""
+    """The key ring: of the function `vault.kms` if it is set, else of `vault.keys`."""
     hook, keys = config.text("vault.kms"), config.text("vault.keys")
     if hook:
-        return _hooked(hook)
+        return _ring_of(hook)
     if not keys:
         raise UsageError(
             "there is no key ring: set TENURE_VAULT_KEYS_FILE to a file with a line of "
@@ -45,11 +54,11 @@ def open_ring(config: Config) -> KekRing:
 
 
 Seal = Callable[[bytes, str, str, int], Awaitable[Mapping[str, Any]]]
-"""Credentials, and the job, requester and version they are for, to the job's four columns."""
+"""Encrypts credentials for a job, requester and version; returns the job's four columns."""
 
 
 def open_seal(config: Config) -> Seal | None:
-    """What a gateway seals credentials with; None where no key ring is set."""
+    """The function with which a gateway encrypts credentials; None without a key ring."""
     if not config.is_set("vault.kms") and not config.is_set("vault.keys"):
         return None
     from tenure.vault import Binding, Secret, Vault
@@ -68,28 +77,28 @@ def open_seal(config: Config) -> Seal | None:
     return seal
 
 
-def _hooked(hook: str) -> KekRing:
+def _ring_of(hook: str) -> KekRing:
     name, _, function = hook.partition(":")
     try:
-        made = getattr(importlib.import_module(name), function)()
+        ring = getattr(importlib.import_module(name), function)()
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"vault.kms is {hook!r}, and it cannot be used: {error}") from None
-    missing = [word for word in ("active_id", "wrap", "unwrap") if not hasattr(made, word)]
+    missing = [each for each in ("active_id", "wrap", "unwrap") if not hasattr(ring, each)]
     if missing:
         raise UsageError(f"what {hook} returned is no key ring: it lacks {', '.join(missing)}")
-    return cast("KekRing", made)
+    return cast("KekRing", ring)
 
 
 @click.command("new-kek")
 @click.argument("kek_id", metavar="[ID]", default="")
 def new_kek(kek_id: str) -> None:
-    """Make a key for the ring and print its line; put it first in the file that holds the ring.
+    """Make a key for the ring and print its line; put it first in the file of the ring.
 
     Without an id it is named for today.
     """
-    from tenure.vault import new_kek as made
+    from tenure.vault import new_kek as make
 
-    emit_text(made(kek_id or f"kek-{datetime.now(UTC):%Y-%m-%d}"))
+    emit_text(make(kek_id or f"kek-{datetime.now(UTC):%Y-%m-%d}"))
 
 
 @click.command("rotate")
@@ -97,10 +106,10 @@ def new_kek(kek_id: str) -> None:
 @queue_option
 @json_option
 def rotate(batch: int, queue_url: str | None, as_json: bool) -> int:
-    """Wrap all stored credentials' keys under the ring's first key, while workers go on.
+    """Re-wrap the keys of all stored credentials with the ring's first key, while workers run.
 
-    What is encrypted stays as it is. It may be stopped and run again at any time. Give every
-    gateway and worker the new ring first; take an old key away when no row is left under it.
+    The encrypted data stay as they are. The command may be stopped and run again at any time. Give
+    every gateway and worker the new ring first; remove an old key when no row needs it.
     """
     active, done = asyncio.run(_rotate(queue_url, batch))
     if as_json:
@@ -158,7 +167,7 @@ _QUOTA = (
     ("streams", click.IntRange, "Event streams open at once"),
     ("transcodes", click.IntRange, "Transcodes at once, of all workers"),
 )
-_SHOWN = 12  # so much of a session's hash tells it from the others
+_HASH_CHARS_SHOWN = 12  # enough to distinguish sessions
 _PRODUCER: tuple[Scope, ...] = ("jobs:write", "jobs:read", "jobs:cancel")
 
 
@@ -198,7 +207,7 @@ def _quota_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help=f"{', '.join(SCOPES)}, or stream:NAME for streams of a plane. May be repeated.",
 )
 @click.option(
-    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="How long it is good."
+    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="Days until it expires."
 )
 @_quota_options
 @queue_option
@@ -216,13 +225,13 @@ def create(
     ttl_ms = None if days is None else round(days * 86_400_000)
 
     async def make(ring: Any) -> Any:
-        made = await ring.create(chosen, name, ttl_ms)
+        created = await ring.create(chosen, name, ttl_ms)
         if msgspec.to_builtins(quota):
-            await ring.limit(made[0].id, quota)
-        return made
+            await ring.limit(created[0].id, quota)
+        return created
 
     key, text = _with_ring(
-        queue_url, make, lambda made: ("create key", made[0].id, " ".join(made[0].scopes))
+        queue_url, make, lambda new: ("create key", new[0].id, " ".join(new[0].scopes))
     )
     if as_json:
         emit({"id": key.id, "key": text, "scopes": list(key.scopes), "expires_ms": key.expires_ms})
@@ -237,16 +246,16 @@ def create(
 @queue_option
 @json_option
 def limit(key_id: str, queue_url: str | None, as_json: bool, **numbers: float | None) -> None:
-    """Give a key numbers of its own for what it may ask for; those left out are as for every key.
+    """Set the limits of a key; those left out are as for every key.
 
-    The settings gateway.rate_per_s, gateway.depth_per_key, ... are for keys without numbers.
+    The settings gateway.rate_per_s, gateway.depth_per_key, ... are for keys without limits.
     """
     quota = _quota(numbers)
-    said = _limits(msgspec.to_builtins(quota)) or "is as every key"
-    done = ("limit key", key_id, said)
+    text = _limits(msgspec.to_builtins(quota)) or "is as every key"
+    done = ("limit key", key_id, text)
     if not _with_ring(queue_url, lambda ring: ring.limit(key_id, quota), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `tenure keys ls` lists those there are")
-    answer(as_json, {"id": key_id, "quota": quota}, f"{key_id} {said}")
+    answer(as_json, {"id": key_id, "quota": quota}, f"{key_id} {text}")
 
 
 @keys_command.command("ls")
@@ -266,7 +275,7 @@ def ls(queue_url: str | None, as_json: bool) -> None:
 @queue_option
 @json_option
 def revoke(key_id: str, queue_url: str | None, as_json: bool) -> None:
-    """Take a key away; gateways obey within seconds."""
+    """Revoke a key; gateways notice within seconds."""
     done = ("revoke key", key_id, "ok")
     if not _with_ring(queue_url, lambda ring: ring.revoke(key_id), lambda _: done):
         raise NotFound(f"there is no key {key_id!r}; `tenure keys ls` lists those there are")
@@ -285,7 +294,7 @@ def sessions(queue_url: str | None, as_json: bool) -> None:
 
 def _session_row(session: Any) -> list[str]:
     times = ago(session.created_ms), ago(session.seen_ms)
-    return [session.session_h[:_SHOWN], session.key_id, *times]
+    return [session.session_h[:_HASH_CHARS_SHOWN], session.key_id, *times]
 
 
 @keys_command.command("sign-out")
@@ -299,17 +308,19 @@ def sign_out(session: str, key_id: str, queue_url: str | None, as_json: bool) ->
         raise UsageError("name one session, or --key ID for all of a key")
 
     async def end(ring: Any) -> int:
-        meant = [
+        chosen = [
             each.session_h
             for each in await ring.sessions()
             if each.key_id == key_id or (session and each.session_h.startswith(session))
         ]
-        if session and len(meant) > 1:
-            raise UsageError(f"{len(meant)} sessions begin with {session!r}; write more of it")
-        return sum([await ring.end_sessions(session_h=each) for each in meant])
+        if session and len(chosen) > 1:
+            raise UsageError(f"{len(chosen)} sessions begin with {session!r}; write more of it")
+        return sum([await ring.end_sessions(session_h=each) for each in chosen])
 
     ended = _with_ring(
-        queue_url, end, lambda count: ("sign out", key_id, f"{count} {session[:_SHOWN]}".strip())
+        queue_url,
+        end,
+        lambda count: ("sign out", key_id, f"{count} {session[:_HASH_CHARS_SHOWN]}".strip()),
     )
     if not ended:
         raise NotFound("there is no such session; `tenure keys sessions` lists those there are")
@@ -346,13 +357,13 @@ def _day(ts_ms: int) -> str:
 def _with_ring(
     queue_url: str | None,
     ask: Callable[[Any], Awaitable[Answer]],
-    did: Callable[[Answer], tuple[str, str, str]] | None = None,
+    describe: Callable[[Answer], tuple[str, str, str]] | None = None,
 ) -> Answer:
-    """The ring's answer. `did` names a change for the audit log: its action, key and outcome."""
+    """Call `ask` with the key ring; `describe` gives action, key and outcome for the audit log."""
     from tenure.gateway.keyrings import open_keyring
     from tenure.gateway.keys import MemoryKeyRing
 
-    async def asked() -> Answer:
+    async def run() -> Answer:
         url = load_config().text("queue_url", queue_url)
         ring = open_keyring(url)
         if isinstance(ring, MemoryKeyRing):
@@ -361,18 +372,18 @@ def _with_ring(
             found = await ask(ring)
         finally:
             await ring.close()
-        if did is not None and found:
-            await _write_down(url, *did(found))
+        if describe is not None and found:
+            await _log(url, *describe(found))
         return found
 
-    return asyncio.run(asked())
+    return asyncio.run(run())
 
 
-async def _write_down(url: str, action: str, key_id: str, outcome: str) -> None:
-    """An entry in the audit log beside the ring; the change itself has been made."""
-    from tenure.dashboard.audit import Entry
+async def _log(url: str, action: str, key_id: str, outcome: str) -> None:
+    """Add an entry to the audit log; the change itself has been made."""
+    from tenure.dashboard.audit import AuditEntry
 
-    entry = Entry(
+    entry = AuditEntry(
         ts_ms=time.time_ns() // 1_000_000,
         who=f"cli:{_unix_user()}",
         action=action,
@@ -402,7 +413,7 @@ async def _audit_log(url: str) -> AsyncIterator[Any]:
 
 
 def _unix_user() -> str:
-    """The account of this process; a variable of the environment could name another."""
+    """The account of this process; an environment variable could name another one."""
     if sys.platform == "win32":
         return getpass.getuser()
     import pwd
@@ -421,7 +432,7 @@ _moment = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
 def audit_command() -> None:
     """Verify and export the log of who did what through gateways.
 
-    It lies in the store of a gateway's first queue. Keep its head somewhere else: with it, `verify`
+    It is in the store of a gateway's first queue. Keep its head somewhere else: with it, `verify`
     also finds that the end of the log was removed.
 
     \b
@@ -441,14 +452,14 @@ def verify(head: str, file: BinaryIO | None, queue_url: str | None, as_json: boo
 
     Exit code 8 tells that there is one.
     """
-    from tenure.dashboard.audit import linked
-    from tenure.dashboard.audit import verify as verified
+    from tenure.dashboard.audit import read_export
+    from tenure.dashboard.audit import verify as verify_links
 
     try:
-        links = linked(file) if file else _links(queue_url)
+        links = read_export(file) if file else _links(queue_url)
     except msgspec.DecodeError as error:
         raise UsageError(f"--file: a line is not one of an export: {error}") from None
-    found = verified(links, head=head.strip().lower(), whole=file is None)
+    found = verify_links(links, head=head.strip().lower(), whole=file is None)
     if as_json:
         emit({"ok": not found.problem, **msgspec.to_builtins(found)})
     elif found.problem:

@@ -1,4 +1,4 @@
-"""The commands that look at several queues at once: workers, dead and top."""
+"""The commands for several queues at once: workers, dead and top."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import click
 from click.termui import progressbar
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option
-from tenure.cli.output import (
+from tenure.cli.console import (
     Exit,
     ago,
     answer,
     answer_rows,
     emit,
     emit_text,
+    json_option,
     paint,
     shown,
     table,
@@ -30,8 +30,9 @@ from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
 from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
 from tenure.dashboard.display import duration, number, share
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
-from tenure.dashboard.search import Finder, Search, Term
+from tenure.dashboard.search import Search, Term
 from tenure.dashboard.views import (
     DeadGroup,
     DeadList,
@@ -41,21 +42,21 @@ from tenure.dashboard.views import (
     warnings,
     workers,
 )
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.watch import JournalWatch
 from tenure.worker.telemetry import ensure_logs
 
 
 def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
-    """The queues that were named, else those of the settings."""
+    """The given queues, else the configured ones."""
     config = load_config()
     return list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
 
 
 @asynccontextmanager
 async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
-    """The queues behind these URLs, until the block ends."""
+    """Open the queues of these URLs for the block."""
     ensure_logs()
-    opened = [_opened(url, number, urls) for number, url in enumerate(urls)]
+    opened = [_open(url, number, urls) for number, url in enumerate(urls)]
     try:
         yield QueueRegistry(opened)
     finally:
@@ -63,20 +64,21 @@ async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
             await each.close()
 
 
-def _opened(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
+def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
     parsed = parse_url(url)
     same = sum(parse_url(other).name == parsed.name for other in urls[:number])
     name = f"{parsed.name}~{same + 1}" if same else parsed.name
-    parts = open_queue(url), open_ledger(url), open_journal(url)
-    return OpenQueue(name, parsed.contract, *parts, address=parsed.safe)
+    opened = open_queue(url), open_ledger(url), open_journal(url)
+    return OpenQueue(name, parsed.contract, *opened, address=parsed.safe)
 
 
 @click.command("workers")
 @click.argument("queue_urls", metavar="[URL]...", nargs=-1)
 @json_option
 def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show the workers of queues: when each was last heard of, the jobs it holds, and its
-    slots, which the queues of one worker share. Workers of other makes do not tell theirs.
+    """Show the workers of queues: the last heartbeat, the jobs and the slots of each.
+
+    The queues of one worker share its slots. Workers of other programs do not report slots.
 
     \b
     tenure workers
@@ -84,20 +86,20 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """
     found = asyncio.run(_workers(_chosen_urls(queue_urls)))
     headers = ["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"]
-    none = "no worker holds a job or was heard of; start one: tenure worker TASKS --from URL"
+    none = "no workers; start one: tenure worker TASKS --from URL"
     answer_rows(as_json, found, headers, _worker_row, none)
 
 
 async def _workers(urls: list[str]) -> list[WorkerView]:
     async with open_queues(urls) as queues:
-        return await workers(queues, Finder(queues, Redaction()), Watch(queues))
+        return await workers(queues, JobFinder(queues, Redaction()), JournalWatch(queues))
 
 
 def _worker_row(worker: WorkerView) -> list[str]:
     jobs = ", ".join(f"{job.task} {job.job_id}" for job in worker.jobs[:3])
     more = f" and {len(worker.jobs) - 3} more" if len(worker.jobs) > 3 else ""
     heard = ago(worker.last_ms) if worker.last_ms else "-"
-    slots = str(worker.slots) if worker.slots else "not told"
+    slots = str(worker.slots) if worker.slots else "unknown"
     return [worker.worker_id, worker.queue, heard, str(len(worker.jobs)), slots, jobs + more]
 
 
@@ -116,27 +118,27 @@ def dead_command(
     tenure dead --retry ConnectionError
     """
     if retried and removed:
-        raise click.UsageError("--retry and --remove are two wishes: choose one")
+        raise click.UsageError("--retry and --remove exclude each other: choose one")
     urls = _chosen_urls(queue_urls)
     if retried or removed:
         verb = "retry" if retried else "remove"
         return asyncio.run(_act(urls, verb, retried or removed or "", as_json=as_json))
     dead = asyncio.run(_dead(urls))
-    headers = ["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "WORDS"]
+    headers = ["ERROR", "QUEUE", "JOBS", "LAST", "TASKS", "MESSAGE"]
     answer_rows(as_json, dead.groups, headers, _dead_row, "no job has failed for good")
     return Exit.OK
 
 
 async def _dead(urls: list[str]) -> DeadList:
     async with open_queues(urls) as queues:
-        return await dead_letters(Finder(queues, Redaction()))
+        return await dead_letters(JobFinder(queues, Redaction()))
 
 
 async def _act(urls: list[str], verb: str, name: str, *, as_json: bool) -> int:
     search = Search("", (Term("is", ":", "failed"), Term("error", ":", name)))
     answers: Counter[str] = Counter()
     async with open_queues(urls) as queues:
-        finder = Finder(queues, Redaction())
+        finder = JobFinder(queues, Redaction())
         total = (await finder.count(search)).jobs
         with progressbar(length=total, label=verb, file=sys.stderr) as bar:
             async for jobs in finder.each(search, step=200):
@@ -193,15 +195,15 @@ async def _top(
     urls: list[str], interval_s: float, *, once: bool, live: bool, as_json: bool
 ) -> None:
     async with open_queues(urls) as queues:
-        watch = Watch(queues)
-        finder = Finder(queues, Redaction())
+        watch = JournalWatch(queues)
+        finder = JobFinder(queues, Redaction())
         watch.touch()
         try:
             if live:
                 sys.stdout.write(_CLEAR)
-            await watch.caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
+            await watch.wait_caught_up(within_s=_CATCH_UP_S if once else min(interval_s, 0.3))
             while True:
-                await watch.look()
+                await watch.sample()
                 _show(await _frame(queues, watch, finder), live=live, as_json=as_json)
                 if once:
                     return
@@ -210,7 +212,7 @@ async def _top(
             await watch.close()
 
 
-async def _frame(queues: QueueRegistry, watch: Watch, finder: Finder) -> dict[str, Any]:
+async def _frame(queues: QueueRegistry, watch: JournalWatch, finder: JobFinder) -> dict[str, Any]:
     rows = [_queue_figures(queue.name, watch) for queue in queues]
     found = [] if any(row["away"] for row in rows) else await workers(queues, finder, watch)
     now_ms = time.time_ns() // 1_000_000
@@ -218,7 +220,7 @@ async def _frame(queues: QueueRegistry, watch: Watch, finder: Finder) -> dict[st
     return {"ts_ms": now_ms, "queues": rows, "workers": found, "warnings": texts}
 
 
-def _queue_figures(name: str, watch: Watch) -> dict[str, Any]:
+def _queue_figures(name: str, watch: JournalWatch) -> dict[str, Any]:
     observer = watch.observers[name]
     counts = observer.counts
     return {
@@ -238,7 +240,7 @@ def _show(frame: dict[str, Any], *, live: bool, as_json: bool) -> None:
         emit(frame)
         return
     text = _frame_text(frame)
-    if live:  # over the last frame, so that nothing flickers
+    if live:  # overwrite the last frame, which avoids flicker
         sys.stdout.write(_HOME + shown(text).replace("\n", "\x1b[K\n") + "\x1b[K\n" + _REST)
         sys.stdout.flush()
     else:
@@ -280,7 +282,7 @@ def _queue_row(queue: dict[str, Any]) -> list[str]:
 
 
 def _spark(values: list[int]) -> str:
-    """Thirty seconds as blocks.
+    """Thirty seconds as a line of blocks.
 
     >>> _spark([0, 1, 2, 4])
     ' ▂▄█'

@@ -1,4 +1,4 @@
-"""`tenure pipeline`: keep, count and audit the history of queues; put jobs in by the million."""
+"""`tenure pipeline`: capture, count and audit the history of queues; enqueue and replay jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
+from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
 
     from tenure.pipeline.audit.run import Audited
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _spark_options(function: Function) -> Function:
-    """Where Spark runs; the same for every command."""
+def _spark_options(function: _Function) -> _Function:
+    """The options of every command: where and how Spark runs."""
     for option in (
         click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
         click.option("--remote", default="", metavar="sc://HOST", help="A Spark Connect server."),
         click.option("--driver-memory", default="2g", show_default=True),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Goes to Spark as it is."),
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark."),
         click.option("--ship", is_flag=True, help="Send this package to the executors."),
     ):
         function = option(function)
@@ -41,7 +40,7 @@ def _spark_options(function: Function) -> Function:
 
 @contextmanager
 def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
-    """Open Spark for one command. `quick` suits what takes seconds, not hours."""
+    """Open a Spark session for one command; `quick` is for commands that take seconds."""
     from tenure.pipeline.session import SparkSettings, open_session
 
     note("starting Spark")
@@ -73,14 +72,14 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-# From here on Java's second compiler is worth its start: a few million events.
+# A few million events: from this size on, Java's optimizing compiler pays off.
 _LARGE_BYTES = 32 << 20
 
 Found = tuple["Audited", list[dict[str, Any]]]
 
 
 def _is_large(history: Sequence[str], lake: str, *, full: bool) -> bool:
-    """Whether the audit will run long, as far as sizes of local files tell."""
+    """Whether the audit will take long, by the sizes of local files."""
     if history:
         paths = [Path(each) for each in history if "://" not in each]
         each_file = (file for path in paths for file in (path, *path.rglob("*.parquet")))
@@ -101,7 +100,7 @@ def _audit_anything(
     partial: bool,
     show: int,
 ) -> Found:
-    """The summary, and some of what was found."""
+    """The summary, and the first violations."""
     urls = [each for each in history if "+" in each.partition("://")[0]]
     files = [each for each in history if each not in urls]
     if urls and files:
@@ -135,7 +134,7 @@ def _of_events(
         events = journal_events(spark, urls)
         for url in urls:
             reel = open_reel(url)
-            # A journal that the store has begun to trim has no beginning any more.
+            # The beginning of a trimmed journal is gone.
             if reel.gone(reel.head()) != 0:
                 cut.append(journal_name(url))
             reel.close()
@@ -186,7 +185,7 @@ def _urls(given: tuple[str, ...]) -> list[str]:
 
 @click.group("pipeline")
 def pipeline_command() -> None:
-    """Keep, count and audit the history of queues, on Spark.
+    """Capture, count and audit the history of queues, on Spark.
 
     From a running `tenure up` to a report:
 
@@ -202,12 +201,14 @@ def pipeline_command() -> None:
 @_lake_option
 @click.option("--once", is_flag=True, help="Only what there is now.")
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS", help="Between batches.")
-@click.option("--max-rows", default=1_000_000, show_default=True, help="About so many in a batch.")
+@click.option(
+    "--max-rows", default=1_000_000, show_default=True, help="Approximate rows of a batch."
+)
 @click.option(
     "--format", "table_format", type=click.Choice(["parquet", "delta"]), default=None,
     help="delta: keep a Delta log beside the Parquet files, from now on.",
 )  # fmt: skip
-@click.option("--release", is_flag=True, help="Capture no more: the store may trim again.")
+@click.option("--release", is_flag=True, help="End the capture: the store may trim again.")
 @click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
 @_spark_options
 @json_option
@@ -225,8 +226,8 @@ def capture_command(
 ) -> None:
     """Follow the journals of queues into the lake, exactly once across any crash.
 
-    Without a URL, the configured queue. While a journal is captured its store trims it only behind
-    what was captured. What was gone before it could be read is named as a gap.
+    Without a URL, the configured queue. A store trims a captured journal only behind what was
+    captured. Events that were trimmed before they could be read are reported as a gap.
     """
     chosen = _urls(urls)
     if reader and not release:
@@ -255,7 +256,7 @@ def capture_command(
 
 @pipeline_command.command("tables")
 @_lake_option
-@click.option("--scratch", is_flag=True, help="Make them anew from all events.")
+@click.option("--scratch", is_flag=True, help="Rebuild them from all events.")
 @click.option(
     "--target", "targets", multiple=True, metavar="[QUEUE=]SECONDS",
     help="What a job may take from submit to end, for the table slo.  [default: 60]",
@@ -274,8 +275,8 @@ def tables_command(
 def _tables(spark: SparkSession, lake: str, scratch: bool, targets: tuple[str, ...]) -> Any:
     from tenure.pipeline.tables.update import update_tables
 
-    wanted = dict(_target(each) for each in targets) if targets else None
-    return update_tables(spark, lake, scratch=scratch, targets=wanted)
+    targets_ms = dict(_target(each) for each in targets) if targets else None
+    return update_tables(spark, lake, scratch=scratch, targets=targets_ms)
 
 
 def _target(text: str) -> tuple[str, int]:
@@ -350,11 +351,11 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
 @click.option("--from", "source", required=True, metavar="FILE", help="Parquet, JSON lines, CSV.")
 @click.option("--task", required=True)
 @click.option("--to", "url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL.")
-@click.option("--key", multiple=True, metavar="COLUMN", help="What tells rows apart.")
+@click.option("--key", multiple=True, metavar="COLUMN", help="Identifies a row; repeatable.")
 @click.option("--payload", default="", metavar="COLUMN", help="Holds the payload as JSON.")
-@click.option("--run", default="", help="Another name puts the same rows in again.")
-@click.option("--rate", default=0.0, help="At most so many a second.")
-@click.option("--tasks", default=8, show_default=True, help="How many tasks write side by side.")
+@click.option("--run", default="", help="Another name submits the same rows again.")
+@click.option("--rate", default=0.0, help="Jobs per second at most.")
+@click.option("--tasks", default=8, show_default=True, help="Concurrent Spark tasks.")
 @click.option("--dry-run", is_flag=True, help="Only count, and show the first jobs.")
 @_spark_options
 @json_option
@@ -371,7 +372,7 @@ def enqueue_command(
     as_json: bool,
     **spark: Any,
 ) -> int:
-    """Put a job into the queue for every row of a file; started again, it goes on."""
+    """Submit a job for every row of a file; started again, it continues."""
     from tenure.core.registry import parse_url
 
     target = url or load_config().text("queue_url")
@@ -407,7 +408,7 @@ def enqueue_command(
 @_lake_option
 @click.option("--from", "urls", multiple=True, metavar="URL", help="Where the jobs are kept.")
 @click.option("--to", default="", metavar="URL", help="Another queue; default: their own.")
-@click.option("--rate", default=0.0, help="At most so many a second.")
+@click.option("--rate", default=0.0, help="Jobs per second at most.")
 @click.option("--yes", is_flag=True, help="Do it; without, only count.")
 @_spark_options
 @json_option
@@ -441,9 +442,9 @@ def replay_command(
             note("nothing was sent; --yes does it" if counts else "no job is like that")
             return Exit.OK if counts else Exit.NOT_FOUND
         done = replaying.replay(rows, replaying.sources(files, urls), to=to, rate=rate)
-    said = f"{done.again:,} run again, {done.changed:,} had moved on, "
-    said += f"{done.missing:,} are gone, {done.refused:,} refused"
-    answer(as_json, done, said)
+    counted = f"{done.again:,} run again, {done.changed:,} had changed, "
+    counted += f"{done.missing:,} are gone, {done.refused:,} refused"
+    answer(as_json, done, counted)
     return Exit.CONFLICT if done.refused else Exit.OK
 
 

@@ -1,4 +1,4 @@
-"""The commands round a project: init, config, db, api, completion and version."""
+"""The commands for a project: init, config, db, api, completion and version."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ import click
 
 from tenure import __version__
 from tenure.cli.config import SETTINGS, Config, load_config
-from tenure.cli.group import json_option, queue_option
-from tenure.cli.output import Exit, Failed, answer, emit, emit_text, note, safe_url, table
+from tenure.cli.console import (
+    Exit,
+    Failed,
+    answer,
+    emit,
+    emit_text,
+    json_option,
+    note,
+    queue_option,
+    safe_url,
+    table,
+)
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def migrated(url: QueueUrl) -> list[str]:
-    """The names of the migrations that were applied; [] when it lacked none."""
+    """Apply missing migrations; returns their names."""
     from tenure.sql.schema import migrate
 
     if url.store.startswith("postgres"):
@@ -59,7 +69,7 @@ def init_command(folder: Path) -> None:
     there = [name for name in _FILES if (folder / name).exists()]
     if there:
         raise Failed(Exit.CONFLICT, f"{', '.join(there)} is there already; nothing was written")
-    from importlib.resources import files  # it takes longer to import than all of `version`
+    from importlib.resources import files  # slow to import
 
     program = shutil.which("tenure") or f"{sys.executable} -P -m tenure.cli"
     for name, source in _FILES.items():
@@ -150,10 +160,10 @@ def db_command() -> None:
 @queue_option
 @json_option
 def migrate(queue_url: str | None, as_json: bool) -> None:
-    """Apply the migrations that the database lacks; nothing happens when it lacks none.
+    """Apply the migrations that the database lacks.
 
-    Programs at work go on: migrations of one major version only add. Two of these commands at once
-    are one after the other.
+    Running programs are not disturbed: migrations of one major version only add. Two of these
+    commands wait for each other.
     """
     import asyncio
 
@@ -161,7 +171,7 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
 
     url = parse_url(load_config().text("queue_url", queue_url))
     if not url.store.startswith(("sqlite", "postgres", "libsql")):
-        raise UsageError(f"{url.safe} has no database; name one with --queue inbox+sqlite:///...")
+        raise UsageError(f"{url.safe} has no database; name a queue that has one with --queue")
     done = asyncio.run(migrated(url))
     if as_json:
         emit({"applied": done})
@@ -174,38 +184,33 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
 @click.command("api")
 @click.argument("which", type=click.Choice(["openapi", "asyncapi", "rights"]))
 def api_command(which: str) -> None:
-    """Print what a gateway that serves all five contracts speaks; it need not run.
+    """Print the API of a gateway that serves all five contracts; no gateway has to run.
 
     \b
-    tenure api openapi > openapi.json      # what can be asked of it, for client generators
-    tenure api asyncapi > asyncapi.json    # event streams and webhooks: what it says by itself
-    tenure api rights > rights.md          # the scope each route asks for, and on whose objects
+    tenure api openapi > openapi.json      # requests and responses, for client generators
+    tenure api asyncapi > asyncapi.json    # event streams and webhooks
+    tenure api rights > rights.md          # the scope that each route needs, and on whose objects
 
     A running gateway serves its own, with the contracts it has: /openapi.json, /asyncapi.json.
     """
     import msgspec
 
-    made = described(which)
-    emit_text((made if which == "rights" else msgspec.json.format(made, indent=1)).decode())
+    text = described(which)
+    emit_text((text if which == "rights" else msgspec.json.format(text, indent=1)).decode())
 
 
 def described(which: str) -> bytes:
-    """The document, made from the endpoints themselves. Nothing is connected to."""
+    """The document, generated from the endpoints without a connection to any store."""
+    from tenure.core.registry import contracts
+
     try:
         from tenure.gateway.app import Gateway
-        from tenure.gateway.dispatch import rights_page
+        from tenure.gateway.http.dispatch import rights_page
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
-    redis = "redis://127.0.0.1:6379/0"
-    queues = (
-        f"streams+{redis}",
-        f"bullmq+{redis}?queue=jobs",
-        f"omniq+{redis}?queue=jobs",
-        "inbox+sqlite:///jobs.db",
-        "plane+sqlite:///jobs.db",
-    )
-    gateway = Gateway(GatewaySettings(queues=queues))
+    queues = [each.example_url for each in contracts().values() if each.routes is not None]
+    gateway = Gateway(GatewaySettings(queues=tuple(queues)))
     if which == "rights":
         return rights_page(gateway.rights).encode()
     return gateway.openapi if which == "openapi" else gateway.asyncapi
@@ -236,7 +241,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 @click.command("version")
 @json_option
 def version_command(as_json: bool) -> None:
-    """Say which version this is, and on which Python and machine it runs.
+    """Print the version, and that of Python and the machine.
 
     \b
     tenure version --json

@@ -8,11 +8,20 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config, with_options
-from tenure.cli.group import json_option, queue_option, with_ledger
-from tenure.cli.output import ago, answer, answer_rows, paint, safe_url, table
+from tenure.cli.console import (
+    ago,
+    answer,
+    answer_rows,
+    json_option,
+    paint,
+    queue_option,
+    safe_url,
+    table,
+    with_ledger,
+)
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.registry import parse_url
+from tenure.core.registry import has_part, parse_url
 from tenure.core.seam import Query
 
 
@@ -50,7 +59,7 @@ def _queue_text(view: dict[str, Any]) -> str:
 @queue_option
 @json_option
 def pause_command(queue_url: str | None, as_json: bool) -> None:
-    """Stop handing out jobs; what runs goes on.
+    """Stop handing out jobs; running jobs continue.
 
     \b
     tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
@@ -76,7 +85,7 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
 
 @click.group("outbox")
 def outbox_command() -> None:
-    """Look at the outbox of an inbox: which events wait, which were given up.
+    """List the events of an inbox's outbox, and deliver them again.
 
     \b
     tenure outbox ls --status dead_letter --queue inbox+sqlite:///jobs.db
@@ -106,8 +115,8 @@ def _outbox_ls(status: str | None, limit: int, queue_url: str | None, as_json: b
 def _redeliver(event_ids: tuple[str, ...], queue_url: str | None, as_json: bool) -> None:
     """Send events again that were delivered or given up, under the same ids."""
     answers = with_ledger(_outbox_url(queue_url), lambda ledger: ledger.retry(event_ids))
-    for event_id, said in zip(event_ids, answers, strict=True):
-        answer(as_json, {"event_id": event_id, "answer": said}, f"{event_id} {said}")
+    for event_id, answered in zip(event_ids, answers, strict=True):
+        answer(as_json, {"event_id": event_id, "answer": answered}, f"{event_id} {answered}")
     if "missing" in answers:
         raise NotFound("there is no such event; `tenure outbox ls` lists those there are")
 
@@ -132,6 +141,6 @@ def _event_row(event: dict[str, Any]) -> list[str]:
 
 def _outbox_url(queue_url: str | None) -> str:
     text = load_config().text("queue_url", queue_url)
-    if parse_url(text).contract != "inbox":
-        raise UsageError(f"{parse_url(text).safe} has no outbox; name an inbox+... queue")
+    if not has_part(text, "outbox"):
+        raise UsageError(f"{parse_url(text).safe} has no outbox")
     return text if "box=outbox" in text else with_options(text, box="outbox")

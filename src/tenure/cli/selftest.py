@@ -1,8 +1,8 @@
 """`tenure check` runs the conformance suite on a live store, `tenure bench` measures this machine.
 
-The clauses of the suite are those of the reference (contracts/memory/SPEC.md): what every contract
-means by submit, claim, extend and settle. The suite comes with the source, not with the installed
-package. It works under names that carry the number of its process, and removes them at the end.
+The clauses of the suite are those of the reference (contracts/memory/SPEC.md): the meaning of
+submit, claim, extend and settle in every contract. The suite is part of the source, not of the
+installed package. Its names contain the id of its process, and are removed at the end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any
 import click
 import msgspec
 
-from tenure.cli.config import child_environment
-from tenure.cli.group import json_option
-from tenure.cli.output import Exit, answer, emit, emit_text, note, paint, table
+from tenure.cli.config import DEFAULT_CONTRACT, child_environment
+from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.registry import QueueUrl, open_ledger, open_part, open_queue, parse_url
@@ -40,8 +39,8 @@ _RESULT = "TENURE_CHECK_RESULT"
 _ADAPTER = "TENURE_CHECK_ADAPTER"
 
 
-class Ran(msgspec.Struct, frozen=True):
-    """One test: the clauses it proves, and whether it passed."""
+class CaseResult(msgspec.Struct, frozen=True):
+    """One test: whether it passed, and the clauses it proves."""
 
     name: str
     passed: bool
@@ -59,7 +58,7 @@ class _Clause(msgspec.Struct, frozen=True):
 
 
 def _suite_folder() -> Path:
-    """Where the suite is; raises if this is an installed package without its source."""
+    """The checkout that contains the suite; raises if this is an installed package."""
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "tests" / "contract" / "suite").is_dir():
             if why := why_untrusted(root.stat()):
@@ -68,8 +67,8 @@ def _suite_folder() -> Path:
     raise UsageError("the conformance suite comes with the source: run this in a checkout of it")
 
 
-def _run_suite(url: QueueUrl, *, only: str = "") -> list[Ran]:
-    """Run the tests of the suite that concern this contract, on this store."""
+def _run_suite(url: QueueUrl, *, only: str = "") -> list[CaseResult]:
+    """Run the tests of the suite for this contract, on this store."""
     root = _suite_folder()
     environment = child_environment() | _stores_of(url) | {_ADAPTER: _adapter_of(url)}
     with tempfile.TemporaryDirectory() as folder:
@@ -87,11 +86,11 @@ def _run_suite(url: QueueUrl, *, only: str = "") -> list[Ran]:
             asyncio.run(_clean(environment, done.pid))
         if not result.exists():
             raise UsageError(f"the suite did not run (pytest ended with {done.returncode})")
-        return msgspec.json.decode(result.read_bytes(), type=list[Ran])
+        return msgspec.json.decode(result.read_bytes(), type=list[CaseResult])
 
 
 async def _clean(stores: Mapping[str, str], pid: int) -> None:
-    """Remove what the suite of this process made; its names carry the number of the process."""
+    """Remove everything that the suite with this process id made."""
     if url := stores.get("TENURE_REDIS_URL"):
         redis = Redis(url)
         try:
@@ -104,7 +103,7 @@ async def _clean(stores: Mapping[str, str], pid: int) -> None:
 
         database = Postgres(url, schema="public", pinned=False)
         try:
-            for name in ("suite", "plane_postgres", "plane_postgres_redis"):
+            for name in ("suite", stores[_ADAPTER]):
                 await database.script(f"DROP SCHEMA IF EXISTS {name}_{pid} CASCADE")
         finally:
             await database.close()
@@ -121,7 +120,7 @@ async def _unlink(redis: Redis, pattern: str) -> None:
 
 
 def _adapter_of(url: QueueUrl) -> str:
-    """What the suite calls this contract on this kind of store.
+    """The suite's name for this contract on this kind of store.
 
     >>> from tenure.core.registry import parse_url
     >>> _adapter_of(parse_url("plane+postgresql://h/db?redis=redis://h/0"))
@@ -134,7 +133,7 @@ def _adapter_of(url: QueueUrl) -> str:
 
 
 def _stores_of(url: QueueUrl) -> dict[str, str]:
-    """Where the suite finds the store; files of its own lie beside the one that is named."""
+    """The variables with the store; SQLite files of the suite go next to the given one."""
     found = {"TENURE_REDIS_URL": url.options["redis"]} if url.options.get("redis") else {}
     if url.store.startswith(("redis", "unix")):
         found["TENURE_REDIS_URL"] = url.store
@@ -151,11 +150,11 @@ def _stores_of(url: QueueUrl) -> dict[str, str]:
 
 
 async def _check_reachable(url: QueueUrl) -> None:
-    """Raise if the store cannot be reached, before any test is run."""
+    """Raise if the store cannot be reached, before any test runs."""
     if url.store.startswith("http"):
         raise UsageError(
-            f"{url.safe} is a worker's side; check the plane at its database, by plane+sqlite:// "
-            "or plane+postgresql://"
+            f"{url.safe} is a worker's side; check the queue at its database, by "
+            f"{url.contract}+sqlite:// or {url.contract}+postgresql://"
         )
     if url.store.startswith(("sqlite", "libsql")):
         return  # the suite makes files of its own
@@ -168,16 +167,16 @@ async def _check_reachable(url: QueueUrl) -> None:
         await ledger.close()
 
 
-_ran: dict[str, Ran] = {}
+_ran: dict[str, CaseResult] = {}
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Within pytest, of which this module is a plugin: keep the tests of the chosen store."""
-    if wanted := os.environ.get(_ADAPTER):
-        items[:] = [item for item in items if _adapter_of_test(item) == wanted]
+    """In pytest, as a plugin: keep the tests of the chosen store."""
+    if adapter := os.environ.get(_ADAPTER):
+        items[:] = [item for item in items if _adapter_of_test(item) == adapter]
         for item in items:
             clauses = [str(arg) for mark in item.iter_markers("clause") for arg in mark.args]
-            _ran[item.nodeid] = Ran(item.nodeid, True, tuple(clauses))
+            _ran[item.nodeid] = CaseResult(item.nodeid, True, tuple(clauses))
 
 
 def _adapter_of_test(item: Any) -> str:
@@ -186,30 +185,30 @@ def _adapter_of_test(item: Any) -> str:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """A test that did not pass in one of its phases has failed."""
+    """In pytest: a test that does not pass in one of its phases has failed."""
     if report.outcome != "passed" and report.nodeid in _ran:
         _ran[report.nodeid] = msgspec.structs.replace(_ran[report.nodeid], passed=False)
 
 
 def pytest_sessionfinish() -> None:
-    """Leave the results where the command looks for them."""
+    """In pytest: write the results for the command."""
     if _RESULT in os.environ:
         Path(os.environ[_RESULT]).write_bytes(msgspec.json.encode(list(_ran.values())))
 
 
-def judge(ran: list[Ran]) -> list[_Clause]:
-    """What the tests say of each clause."""
+def clause_verdicts(ran: list[CaseResult]) -> list[_Clause]:
+    """The verdict of each clause, by its tests."""
     found = []
     for clause, text in _clauses().items():
-        mine = [test for test in ran if clause in test.clauses]
-        failed = tuple(test.name for test in mine if not test.passed)
-        verdict = "broken" if failed else "held" if mine else "not asked"
-        found.append(_Clause(clause, verdict, text, len(mine), failed))
+        tests = [test for test in ran if clause in test.clauses]
+        failed = tuple(test.name for test in tests if not test.passed)
+        verdict = "broken" if failed else "held" if tests else "not asked"
+        found.append(_Clause(clause, verdict, text, len(tests), failed))
     return found
 
 
 def _clauses() -> dict[str, str]:
-    """The clauses of the reference by number, in the order of its text."""
+    """The clauses of the reference by number, in their order."""
     spec = files("tenure.contracts.memory") / "SPEC.md"
     return dict(_CLAUSE.findall(spec.read_text()))
 
@@ -222,13 +221,13 @@ _COLOURS = {"held": "green", "broken": "red", "not asked": "dim"}
 @click.option("--only", default="", help="Only tests whose names match, as pytest's -k.")
 @json_option
 def check_command(url: str, only: str, as_json: bool) -> int:
-    """Run the conformance suite on a store that runs, and say which clauses hold.
+    """Run the conformance suite on a live store, and show which clauses hold.
 
-    The clauses are what every contract means by submit, claim, extend and settle.
+    The clauses define submit, claim, extend and settle for every contract.
 
-    It works under names of its own, which it removes at the end, but it works hard: choose a store
-    for tests. The suite comes with the source, so this runs in a checkout. Exit code 8 when a
-    clause is broken.
+    The suite uses its own names and removes them at the end, but it loads the store: choose one for
+    tests. The suite is part of the source, so this runs in a checkout. Exit code 8 if a clause is
+    broken.
 
     \b
     tenure check streams+redis://127.0.0.1:6379/15
@@ -236,7 +235,7 @@ def check_command(url: str, only: str, as_json: bool) -> int:
     parsed = parse_url(url)
     asyncio.run(_check_reachable(parsed))
     ran = _run_suite(parsed, only=only)
-    clauses = judge(ran)
+    clauses = clause_verdicts(ran)
     if as_json:
         for clause in clauses:
             emit(clause)
@@ -244,8 +243,8 @@ def check_command(url: str, only: str, as_json: bool) -> int:
         emit_text(table(["CLAUSE", "", "TESTS", "SAYS"], map(_clause_row, clauses)))
         tally = Counter(clause.verdict for clause in clauses)
         failed = sum(not test.passed for test in ran)
-        said = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
-        emit_text(f"{len(ran)} tests, {failed} failed; clauses: {said}")
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+        emit_text(f"{len(ran)} tests, {failed} failed; clauses: {summary}")
     return Exit.PROBLEMS if any(not test.passed for test in ran) else Exit.OK
 
 
@@ -264,9 +263,9 @@ _PROBES_PER_S = 100
 @click.option("--fsync", type=click.Choice(["everysec", "always", "no"]), default="everysec")
 @json_option
 def bench_command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
-    """Enqueue jobs in bulk, run them as no-ops, then measure the way from submit to start.
+    """Enqueue jobs in bulk, run them as no-ops, then measure the time from submit to start.
 
-    Gateway and network are not in these figures; worker and client share one process.
+    The figures contain neither gateway nor network; worker and client share one process.
 
     \b
     tenure bench
@@ -283,7 +282,7 @@ def bench_command(jobs: int, seconds: float, fsync: str, as_json: bool) -> None:
 async def _bench(jobs: int, seconds: float, fsync: str) -> dict[str, Any]:
     note("starting a private store")
     async with embedded_redis(appendfsync=fsync, with_password=True) as server:
-        url = f"streams+{server.url}?max_depth=0"
+        url = f"{DEFAULT_CONTRACT}+{server.url}?max_depth=0"
         note(f"enqueue {jobs} jobs, {_BULK} a call")
         enqueue_s = await _enqueue(url, jobs)
         note("run them")
@@ -327,13 +326,13 @@ async def _run_all(url: str) -> tuple[float, float]:
 
 async def _latency(url: str, seconds: float) -> list[float]:
     """Milliseconds from the call of submit to the first line of the handler."""
-    asked: dict[str, float] = {}
+    submitted: dict[str, float] = {}
     waits_ms: list[float] = []
     count = round(seconds * _PROBES_PER_S)
     all_started = asyncio.Event()
 
     async def started(job: Job) -> None:
-        waits_ms.append((time.perf_counter() - asked.pop(job.id)) * 1000)
+        waits_ms.append((time.perf_counter() - submitted.pop(job.id)) * 1000)
         if len(waits_ms) == count:
             all_started.set()
 
@@ -344,7 +343,7 @@ async def _latency(url: str, seconds: float) -> list[float]:
     for number in range(count):
         await asyncio.sleep(max(0.0, begin + number / _PROBES_PER_S - time.perf_counter()))
         job_id = f"probe-{number}"
-        asked[job_id] = time.perf_counter()
+        submitted[job_id] = time.perf_counter()
         await queue.submit([NewJob(task="noop", payload=b"{}", job_id=job_id)])
     await asyncio.wait_for(all_started.wait(), 30)
     worker.stop()
@@ -354,7 +353,7 @@ async def _latency(url: str, seconds: float) -> list[float]:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, by nearest rank.
+    """The quantile `share` of the values, by nearest rank.
 
     >>> _quantile([5.0, 1.0, 3.0], 0.5), _quantile([1.0, 2.0], 0.99)
     (3.0, 2.0)

@@ -5,15 +5,21 @@ Heavy modules are imported in functions, so that `--help` and wrong options answ
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+import socket
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenure.cli.config import (
+    DEFAULT_CONTRACT,
     Config,
     as_list,
+    child_environment,
     colours_wanted,
     load_config,
     notify_address,
@@ -21,17 +27,20 @@ from tenure.cli.config import (
     read_secret_file,
     with_options,
 )
-from tenure.cli.output import emit_text, note
+from tenure.cli.console import emit_text, note, note_child_line
 from tenure.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from tenure.worker.telemetry import Notifier
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
 
 
 def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] = ()) -> str:
-    """Route structlog and the standard library's logging to stderr; returns the level's name.
+    """Send structlog and the standard library's logging to stderr; returns the level's name.
 
-    `add` are further processors, such as the worker's that adds the ids of the running job.
+    `add` are further processors, such as the one that adds the ids of the running job.
     """
     import logging
 
@@ -83,7 +92,7 @@ def _processors(as_text: bool) -> list[Any]:
 
 
 def _set_up_traces(otlp_url: str, worker_id: str) -> None:
-    """Make the process's tracer provider; it sends what is left when the process ends."""
+    """Install a tracer provider; it sends the remaining spans when the process ends."""
     if not otlp_url.lower().startswith(("http://", "https://")):
         raise UsageError("worker.otlp_url is an http or https URL, such as http://127.0.0.1:4318")
     try:
@@ -103,8 +112,10 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 
 @click.command("worker")
 @click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
-@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Attempts at once.")
+@click.option(
+    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
+)
+@click.option("--concurrency", type=click.IntRange(min=1), help="Concurrent attempts.")
 @click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
 @click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
 @click.option("--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), help="Seconds.")
@@ -112,11 +123,8 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 @click.option("--lease-ms", type=click.IntRange(min=1), help="How long a lease lasts.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--samples", is_flag=True, help="With tenure.tasks: samples where there is no model.")
-@click.option("--parent", type=int, default=0, hidden=True)
 @click.option("--only-load", is_flag=True, hidden=True)
-def worker_command(
-    targets: tuple[str, ...], queue_urls: tuple[str, ...], parent: int, **flags: Any
-) -> int:
+def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flags: Any) -> int:
     """Run the @task functions of files (app.py) or modules.
 
     `tenure.tasks` are the built-in ones, `tenure.transcode` those of an inbox.
@@ -128,9 +136,6 @@ def worker_command(
     tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
     tenure worker app.py --burst
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     config = load_config()
     if flags["only_load"]:
         from tenure.cli.handlers import load_all
@@ -142,12 +147,19 @@ def worker_command(
     if lease_ms:
         urls = [with_options(url, lease_ms=lease_ms) for url in urls]
     if config.integer("worker.processes", flags["processes"]) > 1:
-        return _many(targets, urls, config, flags)
-    return _one(targets, urls, config, flags)
+        return _run_many(targets, urls, config, flags)
+    return _run_one(targets, urls, config, flags)
 
 
-def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    from tenure.cli.handlers import INBOX, SLOTS, load_all, usual, with_share, with_slots
+def _run_one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
+    from tenure.cli.handlers import (
+        INBOX,
+        TRANSCODES,
+        default_concurrency,
+        load_all,
+        with_share,
+        with_slots,
+    )
     from tenure.worker import Settings, Worker, identity
     from tenure.worker.telemetry import add_job
 
@@ -155,7 +167,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     concurrency = config.integer("worker.concurrency", flags["concurrency"])
     tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
     if targets[0] == INBOX:
-        per_key, slots = config.integer("transcode.per_key"), concurrency or SLOTS["inbox"]
+        per_key, slots = config.integer("transcode.per_key"), concurrency or TRANSCODES
         urls = [with_share(url, slots, per_key) for url in urls]
         urls = urls if concurrency else [with_slots(url) for url in urls]
     socket, watchdog_ms = notify_address()
@@ -166,7 +178,7 @@ def _one(targets: Sequence[str], urls: list[str], config: Config, flags: dict[st
     settings = Settings(
         worker_id=worker_id,
         tracing=bool(otlp_url),
-        concurrency=concurrency or usual(targets[0]),
+        concurrency=concurrency or default_concurrency(targets[0]),
         drain_ms=round(config.number("worker.drain_timeout_s", flags["drain_timeout_s"]) * 1000),
         unknown_task_ms=round(config.number("worker.unknown_task_s") * 1000),
         burst=flags["burst"],
@@ -192,11 +204,9 @@ def _serve_metrics(port: int, registry: Any) -> None:
         ) from None
 
 
-def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]) -> int:
-    import asyncio
-
-    from tenure.cli.supervisor import run_workers
-
+def _run_many(
+    targets: Sequence[str], urls: list[str], config: Config, flags: dict[str, Any]
+) -> int:
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
@@ -207,36 +217,102 @@ def _many(targets: Sequence[str], urls: list[str], config: Config, flags: dict[s
     base += ["--drain-timeout", str(drain_s)]
     base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
     commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
-    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may hold a password
-    return asyncio.run(run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
+    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may contain a password
+    return asyncio.run(_run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
+
+
+async def _run_workers(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], *, drain_s: float, once: bool
+) -> int:
+    """Run all commands until a signal, or with `once` until each has ended by itself.
+
+    To systemd they are one service: it is ready when all children are, and this process, which
+    restarts the children, feeds the watchdog.
+    """
+    from tenure.core.process import Supervisor, stop_on_signals
+    from tenure.worker.telemetry import Notifier
+
+    address, watchdog_ms = notify_address()
+    notifier = Notifier(address)
+    stop = asyncio.Event()
+    names = [f"worker{number}" for number in range(1, len(commands) + 1)]
+    with _ReadyListener(len(names), notifier) as listener:
+        ours = child_environment() | {"NOTIFY_SOCKET": listener.address}
+        supervisor = Supervisor(note, {**ours, **environment}, note_child_line)
+        with stop_on_signals(stop, supervisor.hurry):
+            for name, command in zip(names, commands, strict=True):
+                await supervisor.start(name, command, once=once)
+            watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))
+            try:
+                await supervisor.until(stop)
+            finally:
+                watchdog.cancel()
+                notifier.stopping()
+                await asyncio.gather(*(supervisor.stop(name, drain_s + 10) for name in names))
+                notifier.close()
+    return supervisor.worst_exit
+
+
+class _ReadyListener:
+    """Receives READY=1 from `count` children, as systemd would, then notifies systemd once."""
+
+    def __init__(self, count: int, notifier: Notifier) -> None:
+        self._count = count
+        self._notifier = notifier
+        self._ready = 0
+        self.address = f"@tenure-{os.getpid()}-{secrets.token_hex(8)}"
+
+    def __enter__(self) -> _ReadyListener:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self._socket.bind("\0" + self.address[1:])
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _receive(self) -> None:
+        if b"READY=1" in self._socket.recv(4096):
+            self._ready += 1
+            if self._ready == self._count:
+                self._notifier.ready(f"{self._count} worker processes")
+
+
+async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
+    while watchdog_ms:
+        notifier.watchdog()
+        await asyncio.sleep(watchdog_ms / 2000)
 
 
 @click.command("gateway")
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
+@click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
 @click.option(
-    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
+    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
 )
-@click.option("--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; again.")
-@click.option("--redis", "redis_url", metavar="URL", help="Short for --from streams+URL.")
-@click.option("--require-key", is_flag=True, help="Ask for an API key on loopback too.")
-@click.option("--worker-key-file", help="A file with a key that is good for workers besides.")
+@click.option(
+    "--redis", "redis_url", metavar="URL", help=f"Short for --from {DEFAULT_CONTRACT}+URL."
+)
+@click.option("--require-key", is_flag=True, help="Require an API key on loopback too.")
+@click.option("--worker-key-file", help="A file with a further key for workers.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     metavar="ADDRESS",
     multiple=True,
-    help="A proxy whose headers name the client and the person; again.",
+    help="A proxy whose headers name the client and the user; repeatable.",
 )
 @click.option(
     "--sso-group",
     "sso_groups",
     metavar="GROUP=SCOPES",
     multiple=True,
-    help="What people of a group may do, such as ops=admin; again.",
+    help="The scopes of a group's users, such as ops=admin; repeatable.",
 )
 @click.option("--log-level", help="debug, info, warning or error.")
-@click.option("--parent", type=int, default=0, hidden=True)
 def gateway_command(
     host: str | None,
     port: int | None,
@@ -248,7 +324,6 @@ def gateway_command(
     trusted_proxies: tuple[str, ...],
     sso_groups: tuple[str, ...],
     log_level: str | None,
-    parent: int,
 ) -> None:
     """Serve the HTTP API of the queues, with event streams, metrics and health.
 
@@ -258,13 +333,12 @@ def gateway_command(
     tenure gateway --from streams+redis://127.0.0.1:6379/0
     tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     config = load_config()
-    urls = [*queue_urls, *([f"streams+{redis_url}"] if redis_url else [])]
+    urls = [*queue_urls, *([f"{DEFAULT_CONTRACT}+{redis_url}"] if redis_url else [])]
+    from tenure.core.registry import has_part
+
     try:
-        from tenure.gateway.server import Notifier, run
+        from tenure.gateway.server import run
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
@@ -279,8 +353,8 @@ def gateway_command(
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
         ttl_s=_ttl_s(config),
-        route_options=_inbox_parts(config)
-        if any(url.startswith("inbox+") for url in queues)
+        route_options=_route_options(config)
+        if any(has_part(url, "credentials") for url in queues)
         else {},
         redact=tuple(config.texts("gateway.redact")),
         audit_keep=config.integer("gateway.audit_keep"),
@@ -293,9 +367,9 @@ def gateway_command(
         **_limits(config),
     )
     address, watchdog_ms = notify_address()
-    # A thread that reads a large body gives way to the event loop this soon.
+    # A thread that parses a large body must yield to the event loop soon.
     sys.setswitchinterval(0.001)
-    run(settings, Notifier(address, watchdog_ms // 2))
+    run(settings, notify_socket=address, watchdog_ms=watchdog_ms)
 
 
 def _ttl_s(config: Config) -> int:
@@ -307,7 +381,7 @@ def _ttl_s(config: Config) -> int:
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """How much callers may ask for; settings in seconds become milliseconds."""
+    """The limits of the gateway; seconds become milliseconds."""
     names = "streams_per_key depth_per_key rate_burst body_bytes_max form_bytes_max head_bytes_max"
     names += " idle_timeout_s connections_max connections_per_address failed_logins_per_min"
     limits: dict[str, Any] = {name: config.integer(f"gateway.{name}") for name in names.split()}
@@ -325,8 +399,8 @@ def _first_line(path: str) -> str:
         raise UsageError(f"--worker-key-file {path}: {error.strerror}") from None
 
 
-def _inbox_parts(config: Config) -> dict[str, Any]:
-    """What the routes of an inbox use: to seal credentials, to check addresses and secrets."""
+def _route_options(config: Config) -> dict[str, Any]:
+    """What routes that take credentials need to seal them and to check addresses and secrets."""
     from tenure.cli.keys import open_seal
     from tenure.egress import Guard, Policy
     from tenure.webhooks.signing import read_secrets
@@ -344,8 +418,7 @@ def _inbox_parts(config: Config) -> dict[str, Any]:
 @click.command("receiver")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8471, help="On loopback (8471).")
 @click.option("--requester", default="*", help="Whose secrets of webhooks.secrets to verify with.")
-@click.option("--parent", type=int, default=0, hidden=True)
-def receiver_command(port: int, requester: str, parent: int) -> None:
+def receiver_command(port: int, requester: str) -> None:
     """Receive webhooks on http://127.0.0.1:PORT/hooks, verify them, and show the last ones.
 
     The secrets are those of TENURE_WEBHOOKS_SECRETS. Without any, a secret is made and printed.
@@ -354,22 +427,19 @@ def receiver_command(port: int, requester: str, parent: int) -> None:
     \b
     tenure receiver --port 8471
     """
-    from tenure.cli.supervisor import end_with_parent
-
-    end_with_parent(parent)
     try:
         import uvicorn
     except ImportError:
         raise UsageError("the receiver needs a web server: pip install 'tenure[inbox]'") from None
     from tenure.webhooks.receiver import ReceiverPage
 
-    app = _kept_local(ReceiverPage(_secrets(requester)))
+    app = _local_only(ReceiverPage(_secrets(requester)))
     note(f"receiving on http://127.0.0.1:{port}/hooks, shown on http://127.0.0.1:{port}/")
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
 
 
-def _kept_local(page: Any) -> Any:
-    """The page for requests to a name of this machine: no site reads it by a name of its own."""
+def _local_only(page: Any) -> Any:
+    """Serve the page only under a name of this machine, against DNS rebinding."""
     from tenure.gateway.settings import is_local_host
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -384,8 +454,6 @@ def _kept_local(page: Any) -> Any:
 
 
 def _secrets(requester: str) -> list[bytes]:
-    import asyncio
-
     from tenure.webhooks import new_secret, read_secret
     from tenure.webhooks.signing import read_secrets
 
@@ -393,7 +461,7 @@ def _secrets(requester: str) -> list[bytes]:
     live = asyncio.run(known.live(requester))
     if live:
         return [one.reveal() for one in live]
-    made = new_secret()
-    emit_text(made)
+    secret = new_secret()
+    emit_text(secret)
     note("no secret is set; this one was made for now")
-    return [read_secret(made)]
+    return [read_secret(secret)]

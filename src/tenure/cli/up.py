@@ -1,8 +1,8 @@
 """`tenure up`: everything on one machine with one command.
 
-It starts a Redis (unless one is named), a gateway and a worker as child processes, so that each can
-be killed without harm, and sample jobs with a receiver for their webhooks. Ctrl-C stops them from
-the top down: samples, worker (which finishes what it runs), gateway, receiver, store.
+It starts a Redis (unless one is given), a gateway and a worker as child processes, sample jobs, and
+a receiver for their webhooks. Ctrl-C stops the samples, the worker (which finishes its jobs), the
+gateway, the receiver and the store, in this order.
 """
 
 from __future__ import annotations
@@ -34,24 +34,28 @@ from tenure.cli.config import (
     browser_possible,
     child_environment,
     load_config,
+    process_environment,
     running_up,
     withdraw_up,
 )
+from tenure.cli.console import Exit, Failed, emit_text, note, note_child_line, paint
+from tenure.cli.gateway_client import fetch
 from tenure.cli.handlers import task_settings
-from tenure.cli.output import Exit, Failed, emit_text, note, paint
 from tenure.cli.project import migrated
-from tenure.cli.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
-from tenure.cli.supervisor import Supervisor, stopping_on_signals, until_ready
 from tenure.core.errors import StoreError, UsageError
-from tenure.core.registry import QueueUrl, open_ledger, parse_url
+from tenure.core.process import Supervisor, stop_on_signals
+from tenure.core.registry import QueueUrl, contracts, open_ledger, parse_url
+from tenure.samples import REQUESTER, SampleContext, SampleFlow, Stores, usable_flows
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.files import private_folder, write_private
 from tenure.store.sqlite import file_of
 
-HOST = "127.0.0.1"  # of the receiver
+HOST = "127.0.0.1"  # the receiver's address
 _GATEWAY_ENDS_WITHIN_S = 15.0
 _RECEIVER_ENDS_WITHIN_S = 5.0
-_STORE_LOOK_EVERY_S = 0.5
+_READY_WITHIN_S = 60.0
+_READY_POLL_S = 0.05
+_STORE_POLL_S = 0.5
 # -P: modules in the current folder, where other users may write, are not imported.
 _PROGRAM = (sys.executable, "-P", "-m", "tenure.cli")
 _WORKER_KEY = "worker.key"
@@ -59,7 +63,7 @@ _WORKER_KEY = "worker.key"
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the flags and settings ask for."""
+    """The options of `tenure up`, from flags and settings."""
 
     host: str
     port: int
@@ -75,12 +79,12 @@ class UpOptions:
 
     @property
     def gateway_url(self) -> str:
-        """Where this machine reaches the gateway."""
+        """The gateway's URL on this machine."""
         return _url(self.host, self.port)
 
     @property
     def admin_url(self) -> str:
-        """Where this machine reaches the pages and the metrics."""
+        """The URL of the dashboard and the metrics on this machine."""
         if not self.admin_address:
             return self.gateway_url
         from tenure.gateway.settings import split_address
@@ -97,17 +101,17 @@ def _url(host: str, port: int) -> str:
 @click.argument("targets", metavar="[APP.py|MODULE]...", nargs=-1)
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port (8470).")
 @click.option("--host", help="The gateway's address (127.0.0.1).")
-@click.option(
-    "--admin-address", metavar="HOST:PORT", help="Answer admins and observers there only."
-)
+@click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
 @click.option("--data", type=click.Path(path_type=Path), help="The data folder (.tenure).")
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis; start none.")
 @click.option(
     "--postgres", "postgres_url", metavar="URL", help="Keep inbox and plane there, not in SQLite."
 )
-@click.option("--no-browser", is_flag=True, help="Do not open a page.")
+@click.option("--no-browser", is_flag=True, help="Do not open the dashboard in a browser.")
 @click.option("--no-samples", is_flag=True, help="Submit no sample jobs, receive no webhooks.")
-@click.option("--no-node", is_flag=True, help="Bring and run no Node.js program for the samples.")
+@click.option(
+    "--no-node", is_flag=True, help="Do not install and run Node.js packages for samples."
+)
 def up_command(
     targets: tuple[str, ...],
     port: int | None,
@@ -149,7 +153,7 @@ def up_command(
 
 
 def _check_tasks(targets: Sequence[str]) -> None:
-    """Load the handlers once, in a process of their own: a broken file ends `up` at once."""
+    """Load the handlers once, in another process, so that a broken file ends `up` at once."""
     if targets:
         command = [*_PROGRAM, "worker", *targets, "--only-load"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # nosec B603 # ourselves
@@ -158,7 +162,7 @@ def _check_tasks(targets: Sequence[str]) -> None:
 
 
 def _check_free(options: UpOptions) -> None:
-    """Refuse if `up` already runs here or the port is taken, before anything is started."""
+    """Raise if `up` already runs here or the port is taken, before anything is started."""
     other = running_up(options.data)
     if other is not None:
         raise Failed(
@@ -184,12 +188,13 @@ async def _up(options: UpOptions, config: Config) -> int:
     private_folder(options.data, mark=_WORKER_KEY)
     flows = usable_flows(_say)
     setup = _InboxSetup({})
-    if any(flow.contract == "inbox" for flow in flows):
+    if any("credentials" in contracts()[flow.contract].parts for flow in flows):
         setup = await set_up_inbox(
             config, options.data, gateway_port=options.port, samples=options.samples
         )
-    supervisor = Supervisor(_say, {**child_environment(), **setup.environment})
-    with stopping_on_signals(stop, supervisor.hurry):
+    environment = {**child_environment(), **setup.environment}
+    supervisor = Supervisor(_say, environment, note_child_line)
+    with stop_on_signals(stop, supervisor.hurry):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = options.redis_url or await _start_redis(options, stack)
             stores = Stores(
@@ -202,11 +207,13 @@ async def _up(options: UpOptions, config: Config) -> int:
                 options.postgres_url,
             )
             queues = [flow.queue_url(stores) for flow in flows]
-            await _bring_schema(queues)
+            await _migrate(queues)
             await _check_store(queues[0])
-            worked = [flow.served_at(stores) for flow in flows]
+            worker_urls = [flow.served_at(stores) for flow in flows]
             await _start_receiver(setup, supervisor, stack)
-            await _start_parts(options, queues, worked, stores.worker_key, supervisor, stack, stop)
+            await _start_gateway_and_worker(
+                options, queues, worker_urls, stores.worker_key, supervisor, stack, stop
+            )
             if stop.is_set():
                 return Exit.OK
             _announce(options, flows, stores, stack)
@@ -221,11 +228,10 @@ async def _up(options: UpOptions, config: Config) -> int:
 async def _start_receiver(
     setup: _InboxSetup, supervisor: Supervisor, stack: contextlib.AsyncExitStack
 ) -> None:
-    """The receiver starts before the others, so that it ends after the worker that delivers."""
+    """Start the receiver before the worker, so that it ends after the worker's deliveries."""
     if setup.port:
         receiver = ["receiver", "--port", str(setup.port), "--requester", REQUESTER]
-        command = [*_PROGRAM, *receiver, "--parent", str(os.getpid())]
-        await supervisor.start("receiver", command)
+        await supervisor.start("receiver", [*_PROGRAM, *receiver])
         stack.push_async_callback(supervisor.stop, "receiver", _RECEIVER_ENDS_WITHIN_S)
 
 
@@ -233,14 +239,14 @@ async def _start_redis(options: UpOptions, stack: contextlib.AsyncExitStack) -> 
     server = EmbeddedRedis(options.data / "redis", with_password=True)
     await asyncio.to_thread(server.start)
     stack.push_async_callback(asyncio.to_thread, server.stop)
-    _background(stack, _keep_store(server))
+    _background(stack, _restart_store(server))
     return server.url
 
 
-async def _keep_store(server: EmbeddedRedis) -> None:
+async def _restart_store(server: EmbeddedRedis) -> None:
     """Restart a store that died, on the same port with the same data."""
     while True:
-        await asyncio.sleep(_STORE_LOOK_EVERY_S)
+        await asyncio.sleep(_STORE_POLL_S)
         if server.pid is None:
             _say("the store ended: starting it again")
             try:
@@ -252,7 +258,7 @@ async def _keep_store(server: EmbeddedRedis) -> None:
 
 
 def _fresh_worker_key(folder: Path) -> Path:
-    """A key that only this gateway and this worker know, made anew at every start."""
+    """A new key that only this gateway and this worker know."""
     from tenure.gateway.keys import new_key
 
     path = folder / _WORKER_KEY
@@ -269,8 +275,8 @@ async def _check_store(queue_url: str) -> None:
         await ledger.close()
 
 
-async def _bring_schema(queues: Sequence[str]) -> None:
-    """Migrate the databases of an older version; a new SQLite file makes its own tables."""
+async def _migrate(queues: Sequence[str]) -> None:
+    """Migrate databases of an older version; a new SQLite file gets its tables when opened."""
     for url in map(parse_url, queues):
         if _has_schema(url) and (done := await migrated(url)):
             _say(f"{url.safe}: schema brought up to date ({', '.join(done)})")
@@ -282,29 +288,51 @@ def _has_schema(url: QueueUrl) -> bool:
     return url.store.startswith("postgres")
 
 
-async def _start_parts(
+async def _start_gateway_and_worker(
     options: UpOptions,
     queues: list[str],
-    worked: list[str],
+    worker_urls: list[str],
     worker_key: Path,
     supervisor: Supervisor,
     stack: contextlib.AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Gateway and worker, for all queues; the stack stops them in reverse order."""
-    mine = ["--parent", str(os.getpid())]
-    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port), *mine]
+    """Start both for all queues; the stack stops them in reverse order."""
+    gateway = [*_PROGRAM, "gateway", "--host", options.host, "--port", str(options.port)]
     gateway += ["--worker-key-file", str(worker_key)]
     gateway += ["--admin-address", options.admin_address] if options.admin_address else []
     tasks = ["tenure.tasks", *options.targets]
-    worker = [*_PROGRAM, "worker", *tasks, "--samples", *mine]
+    worker = [*_PROGRAM, "worker", *tasks, "--samples"]
     worker += ["--drain-timeout", str(options.drain_timeout_s)]
     await supervisor.start("gateway", gateway, {"TENURE_GATEWAY_QUEUES": as_list(queues)})
     stack.push_async_callback(supervisor.stop, "gateway", _GATEWAY_ENDS_WITHIN_S)
     # The worker reaches the plane through the gateway.
-    await until_ready(options.gateway_url, supervisor, stop)
-    await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worked)})
+    await _until_ready(options.gateway_url, supervisor, stop)
+    await supervisor.start("worker", worker, {"TENURE_WORKER_QUEUES": as_list(worker_urls)})
     stack.push_async_callback(supervisor.stop, "worker", options.drain_timeout_s + 5)
+
+
+async def _until_ready(gateway_url: str, supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Wait until the gateway answers or `stop` is set; raises if a child cannot start."""
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while not stop.is_set():
+        if supervisor.broken.done():
+            supervisor.broken.result()
+        if await asyncio.to_thread(_is_ready, gateway_url):
+            return
+        if time.monotonic() > deadline:
+            raise Failed(
+                Exit.TIMEOUT,
+                f"the gateway did not answer within {_READY_WITHIN_S:g} s; its output is above",
+            )
+        await asyncio.sleep(_READY_POLL_S)
+
+
+def _is_ready(gateway_url: str) -> bool:
+    try:
+        return fetch(f"{gateway_url}/readyz", 2)[0] == 200
+    except OSError:
+        return False
 
 
 def _announce(
@@ -333,7 +361,7 @@ def _announce(
 
 
 def _background(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run in the background until the stack is closed."""
+    """Run a task until the stack is closed."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
@@ -358,23 +386,37 @@ async def _start_samples(
 
     real = await asyncio.to_thread(real_tasks, task_settings(config))
     folder = options.data / "samples"
-    context = SampleContext(stores, folder, _say, frozenset(real), options.node)
+    context = SampleContext(
+        stores=stores,
+        folder=folder,
+        say=_say,
+        environment=process_environment(),
+        locate_ffmpeg=_locate_ffmpeg,
+        real=frozenset(real),
+        node=options.node,
+    )
     for flow in flows:
-        if flow.feed is not None:
-            _background(stack, _fed(flow.contract, flow.feed(context)))
+        if flow.produce is not None:
+            _background(stack, _report_failure(flow.contract, flow.produce(context)))
 
 
-async def _fed(contract: str, feeding: Coroutine[Any, Any, None]) -> None:
-    """A feeder that fails is reported and does not stop the rest."""
+def _locate_ffmpeg() -> Path:
+    from tenure.transcode.ffmpeg import locate_ffmpeg  # of an optional extra
+
+    return locate_ffmpeg()
+
+
+async def _report_failure(contract: str, producing: Coroutine[Any, Any, None]) -> None:
+    """Report a producer that fails, without stopping the rest."""
     try:
-        await feeding
+        await producing
     except Exception as error:
         _say(f"no more samples of {contract}: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class _InboxSetup:
-    """What the inbox needs: settings for the children, the receiver's port (0: none), files."""
+    """Settings of the inbox for the children, the receiver's port (0: none), and its files."""
 
     environment: Mapping[str, str]
     port: int = 0
@@ -382,17 +424,17 @@ class _InboxSetup:
 
     @property
     def receiver_url(self) -> str:
-        """Where the page is, and below it /hooks; empty without a receiver."""
+        """The page of the receiver, with /hooks below it; "" without a receiver."""
         return f"http://{HOST}:{self.port}" if self.port else ""
 
 
 async def set_up_inbox(
     config: Config, data: Path, *, gateway_port: int, samples: bool
 ) -> _InboxSetup:
-    """Make a key ring where none is set, and with `samples` what the receiver needs.
+    """Make a key ring if none is set, and with `samples` the settings of the receiver.
 
-    Webhooks may go to the receiver's port and `file://` may name one folder; without these two
-    permissions nobody could try the inbox on one machine. What the operator has set stays.
+    Webhooks may go to the receiver's port, and `file://` may name one folder: without these two
+    permissions the inbox cannot be tried on one machine. The operator's own settings stay.
     """
     environment: dict[str, str] = {}
     if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
@@ -414,21 +456,21 @@ def _samples_folder(theirs: str) -> Path:
 
 
 def kept_ring(data: Path) -> Path:
-    """The key ring's file, for its owner only; whole or not there at all."""
+    """The file of the key ring, made at the first start."""
     from tenure.vault import new_kek
 
     path = data / "vault.keys"
     if path.exists():
         return path
-    # Written durably before it is used: what is sealed with it would be lost with it.
+    # Made durable before it is used: without the key, encrypted credentials are lost.
     write_private(path, new_kek(f"kek-{datetime.now(UTC):%Y-%m-%d}") + "\n")
     return path
 
 
 def port_above(port: int) -> int:
-    """A free port, ten or more above, so that it is the same at every start if possible.
+    """A free port at least ten above, the same one at every start if possible.
 
-    Not the next one, which a second `tenure up` is advised to use.
+    The next port is left free, because error messages recommend it for a second `tenure up`.
     """
     for each in [*(p for p in range(port + 10, port + 20) if p < 65_536), 0]:
         with socket.socket() as probe:
@@ -442,13 +484,13 @@ def port_above(port: int) -> int:
 
 
 async def _secrets(theirs: str) -> str:
-    """The operator's secrets; if they have none for the samples, one is made for this start."""
+    """The operator's secrets, with a new one for the samples if they have none."""
     from tenure.webhooks import new_secret
     from tenure.webhooks.signing import read_secrets
 
     if await read_secrets(theirs).live(REQUESTER):
         return theirs
-    # Without any secrets of the operator, ours also serves whoever tries POST /transcode.
+    # Without any secrets of the operator, ours is for every requester of POST /transcode.
     whose = REQUESTER if theirs.strip() else "*"
     return f"{theirs}\n{whose} = {new_secret()}\n"
 
@@ -456,7 +498,7 @@ async def _secrets(theirs: str) -> str:
 def welcome(
     url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
 ) -> str:
-    """Where things are, and what to try next; `pages` is the URL of the dashboard."""
+    """The addresses, and commands to try; `pages` is the URL of the dashboard."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     metrics = f"{pages}/metrics"
     more = "".join(f"\n  {line}" for line in invitations)
@@ -474,9 +516,9 @@ def welcome(
 
 
 def how_to_call(data: Path) -> str:
-    """`tenure`, or where it is if a shell would not find it by that name.
+    """`tenure`, or its path if a shell would not find it by that name.
 
-    Data that lie elsewhere than the other commands look are named before it.
+    If the data folder is not the default, TENURE_DATA comes first.
     """
     mine = Path(sys.executable).with_name("tenure")
     found = shutil.which("tenure")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from tenure.client.feed import JobFeed, News, follow_ledger
+from tenure.client.feed import FollowedLedger, JobFeed, News
 from tenure.client.follow import EventFollower
 from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError
@@ -64,16 +64,17 @@ class Connection:
     def feed(self) -> JobFeed[EventFollower]:
         """The one reader of events and ends; it reads only while a handle waits."""
         if self._feed is None:
-            ledger = follow_ledger(self.ledger)
+            ledger = self.ledger
             has_news = has_part(self.url, "news")
             news: Any = open_part(self.url, "news") if has_news else open_journal(self.url)
             reader: News = news
             self._feed = JobFeed(
-                ledger,
+                FollowedLedger(ledger),
                 reader,
                 final=final_words(self.contract),
                 heartbeat_ms=_LOOK_MS,
                 few_streams=0,
+                waiter=ledger.features.waiter,
             )
             self._feed.start()
             self._closing += [news.close, self._feed.close]

@@ -16,21 +16,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 from tenure.client.unjournaled import (
     AWAY_S,
     FEW_STREAMS,
     WAIT_MS,
     UnjournaledTail,
-    WaitingLedger,
     is_away,
     logger,
 )
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord, position
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import Ledger, is_full
+from tenure.core.seam import EventWaiter, Ledger, is_full
 
 PAGE = 500
 """How many older events a follower reads at once."""
@@ -44,7 +43,7 @@ _SOON_S = 0.05
 _FULL_PAGE = 100
 _FULL_PAGES_MAX = 20
 _PAUSE_S = 0.1
-_OF_HOLDERS = frozenset({"extend", "report", "reject"})
+_WHILE_LEASED = frozenset({"extend", "report", "reject"})
 # Records whose end is awaited are read again after so long, at most so many in one sweep.
 _CHECK_S = 2.0
 _CHECKS_MAX = 100
@@ -116,6 +115,7 @@ class JobFeed(Generic[F]):
         sweep_ms: int = 1_000,
         heartbeat_ms: int = 15_000,
         few_streams: int = FEW_STREAMS,
+        waiter: EventWaiter | None = None,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
@@ -129,11 +129,11 @@ class JobFeed(Generic[F]):
         self._away = False
         self._tasks: list[asyncio.Task[None]] = []
         self._unjournaled: UnjournaledTail | None = None
-        if isinstance(ledger, WaitingLedger):
+        if waiter is not None:
             self._unjournaled = UnjournaledTail(
-                ledger,
+                waiter,
                 cursors=self._unclaimed,
-                hand_out=self._deliver,
+                deliver=self._deliver,
                 read=self._read,
                 few_streams=few_streams,
             )
@@ -278,16 +278,16 @@ class JobFeed(Generic[F]):
                 if full_pages >= _FULL_PAGES_MAX:
                     after, full_pages, lost = None, 0, True
                     await asyncio.sleep(_PAUSE_S)
-                self._store_is(None)
+                self._log_store(None)
             except Exception as error:
-                self._store_is(error)
+                self._log_store(error)
                 self._settled.set()  # whoever waits for it asks the store, and hears why
                 after, lost = None, True
                 await asyncio.sleep(AWAY_S)
 
     async def _hear(self, events: list[JournalEvent]) -> None:
         """Read what the journal names, of the jobs that are followed."""
-        self._note_holders(events)
+        self._note_claims(events)
         if self._ends:
             final = self._final
             ended = {e.job_id for e in events if e.to_state in final or e.type in final}
@@ -312,11 +312,11 @@ class JobFeed(Generic[F]):
                     awaited.resolve(answer)
                 awaited.checked_s = now_s
 
-    def _note_holders(self, events: Iterable[JournalEvent]) -> None:
+    def _note_claims(self, events: Iterable[JournalEvent]) -> None:
         let_go = False
         for event in events:
             channel = self._channels.get(event.job_id)
-            if channel is not None and event.type not in _OF_HOLDERS:
+            if channel is not None and event.type not in _WHILE_LEASED:
                 was, channel.journaled = channel.journaled, event.type == "claim"
                 let_go |= was and not channel.journaled
         if let_go and self._unjournaled is not None:
@@ -341,17 +341,17 @@ class JobFeed(Generic[F]):
             first = not self._followed.is_set()
             await self._followed.wait()
             # Events between the first follower's read and the start of the tail are found soon.
-            await asyncio.sleep(_SOON_S if first else self._rest_s())
+            await asyncio.sleep(_SOON_S if first else self._step_pause_s())
             try:
                 if self._unjournaled is not None:
-                    await self._unjournaled.look()
-                await self._look_at_all()
+                    await self._unjournaled.check_foreign()
+                await self._sweep_once()
             except Exception as error:
-                self._store_is(error)
+                self._log_store(error)
                 self._beat(self._channels, time.monotonic())  # also those that it did not reach
                 await asyncio.sleep(AWAY_S)
 
-    def _store_is(self, trouble: Exception | None) -> None:
+    def _log_store(self, trouble: Exception | None) -> None:
         """Log once that the store is away and once that it is back; the reader never gives up."""
         if trouble is not None and not is_away(trouble):
             logger().error("feed_failed", exc_info=trouble)
@@ -362,14 +362,14 @@ class JobFeed(Generic[F]):
             self._away = False
             logger().info("feed_store_back")
 
-    def _rest_s(self) -> float:
+    def _step_pause_s(self) -> float:
         """The pause between two steps of a sweep, which spreads the sweep over its interval."""
         return self._sweep_s * _SWEEP_STEP / max(len(self._channels), _SWEEP_STEP)
 
-    async def _look_at_all(self) -> None:
+    async def _sweep_once(self) -> None:
         """One sweep over all followed jobs, in steps spread over the interval."""
         job_ids = list(self._channels)
-        pause_s = self._rest_s()
+        pause_s = self._step_pause_s()
         for start in range(0, len(job_ids), _SWEEP_STEP):
             step = job_ids[start : start + _SWEEP_STEP]
             self._beat(step, time.monotonic())
@@ -425,9 +425,9 @@ class JobFeed(Generic[F]):
         records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in due))
         for channel, record in zip(due, records, strict=True):
             channel.checked_s = now_s
-            self._judge(channel, record)
+            self._end_if_over(channel, record)
 
-    def _judge(self, channel: Channel[F], record: JobRecord | None) -> None:
+    def _end_if_over(self, channel: Channel[F], record: JobRecord | None) -> None:
         """End the stream of a job that is gone, or that ended without an event.
 
         A foreign worker writes state and event one after the other, so a job counts as ended only
@@ -526,19 +526,18 @@ async def _read_changes(
     return left | right, left_bad + right_bad
 
 
-class EachByItself:
-    """`changes` for a ledger that has only `events`."""
+class FollowedLedger:
+    """A ledger for the feed. Without the feature `changes` each job takes one call."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.get = ledger.get
         self.events = ledger.events
+        self._changes = ledger.features.changes or self._events_by_job
 
     async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        """New events of many jobs, each after its own cursor."""
-        asked = [self.events(job_id, after=after) for job_id, after in cursors.items()]
-        return dict(zip(cursors, await asyncio.gather(*asked), strict=True))
+        """The new events of many jobs, each after its own cursor, without waiting."""
+        return await self._changes(cursors)
 
-
-def follow_ledger(ledger: Ledger) -> FollowLedger:
-    """A ledger as the feed needs it."""
-    return cast("FollowLedger", ledger if hasattr(ledger, "changes") else EachByItself(ledger))
+    async def _events_by_job(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        reads = [self.events(job_id, after=after) for job_id, after in cursors.items()]
+        return dict(zip(cursors, await asyncio.gather(*reads), strict=True))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.job import JobEvent
+from tenure.core.seam import EventWaiter
 
 WAIT_MS = 2_000
 AWAY_S = 0.5
@@ -21,22 +22,6 @@ FEW_STREAMS = 200
 _PAUSE_S_PER_STREAM = 2e-5
 
 
-@runtime_checkable
-class WaitingLedger(Protocol):
-    """A ledger that can wait for the events of many jobs at once."""
-
-    async def wait_changes(
-        self, cursors: Mapping[str, str], *, wait_ms: int
-    ) -> dict[str, list[JobEvent]]:
-        """New events of many jobs, each after its cursor; waits for the first."""
-
-    async def interrupt(self) -> None:
-        """End the wait of `wait_changes` now."""
-
-    async def has_foreign_workers(self) -> bool:
-        """Whether workers of another make take jobs from the queue."""
-
-
 class UnjournaledTail:
     """Reads events that no journal names: those of workers that know only the contract.
 
@@ -44,21 +29,21 @@ class UnjournaledTail:
     the streams of the followed jobs returns its events as they happen. Jobs that a worker of ours
     has claimed are left out. With many followers this reads only while the queue has workers of
     another make. `cursors` gives the jobs to read, {} if there are more than its argument.
-    `hand_out` takes their events; `read` finds an unreadable stream.
+    `deliver` takes their events; `read` finds an unreadable stream.
     """
 
     def __init__(
         self,
-        ledger: WaitingLedger,
+        ledger: EventWaiter,
         *,
         cursors: Callable[[float], dict[str, str]],
-        hand_out: Callable[[str, list[JobEvent]], Awaitable[object]],
+        deliver: Callable[[str, list[JobEvent]], Awaitable[object]],
         read: Callable[[list[str]], Awaitable[None]],
         few_streams: int = FEW_STREAMS,
     ) -> None:
         self._ledger = ledger
         self._cursors = cursors
-        self._hand_out = hand_out
+        self._deliver = deliver
         self._read = read
         self._few = few_streams
         self._changed = asyncio.Event()
@@ -72,8 +57,8 @@ class UnjournaledTail:
         if self._waiting and (self._interrupting is None or self._interrupting.done()):
             self._interrupting = asyncio.create_task(self._interrupt())
 
-    async def look(self) -> None:
-        """Ask whether there are workers of another make."""
+    async def check_foreign(self) -> None:
+        """Check whether the queue has foreign workers."""
         was, self.foreign = self.foreign, await self._ledger.has_foreign_workers()
         if self.foreign and not was:
             self.add()
@@ -96,7 +81,7 @@ class UnjournaledTail:
             finally:
                 self._waiting = False
             for job_id, events in news.items():
-                await self._hand_out(job_id, events)
+                await self._deliver(job_id, events)
             await asyncio.sleep(len(cursors) * _PAUSE_S_PER_STREAM)
 
     async def _recover(self, error: Exception, job_ids: list[str]) -> None:

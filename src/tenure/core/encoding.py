@@ -1,4 +1,4 @@
-"""JSON and text that strangers wrote: decoded, encoded for any store, shown on a terminal."""
+"""JSON and text from untrusted sources: decoding, encoding for stores, escaping for terminals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-OBEYED = (
+CONTROL_CHARS = (
     r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 )
-"""A class of characters for `re`: control characters but tab, line feed and ESC, and bidi marks."""
+"""Characters for a class of `re`: control characters except tab, line feed and ESC; bidi marks."""
 
-_UNSAFE = re.compile(rf"[{OBEYED}\x1b]")
+_UNSAFE = re.compile(rf"[{CONTROL_CHARS}\x1b]")
 _BREAKS = re.compile(r"[\t\n]")
 
 
@@ -62,7 +62,7 @@ def from_json(raw: bytes) -> Any:
     try:
         return _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        import json  # few payloads need it, and commands that only look shall start fast
+        import json  # few payloads need it, and commands start faster without it
 
         try:
             return json.loads(raw.decode(), parse_constant=_refuse)
@@ -91,9 +91,9 @@ def shown_json(raw: bytes) -> Any:
 
 
 def answer_json(raw: bytes) -> Any:
-    """As `shown_json`, for what is only encoded again: large JSON is not decoded for that.
+    """Like `shown_json`, for a value that is only encoded again: large JSON is not decoded.
 
-    It stays without line breaks, as events need it.
+    The result has no line breaks, which events require.
     """
     if len(raw) > _LARGE:
         try:
@@ -137,7 +137,7 @@ def _refuse(word: str) -> Any:
 
 JSON_DEPTH_MAX = 100
 TAKEN_DEPTH_MAX = 128
-"""How deep the JSON of a request may be: more than a handler may return, since it wraps that."""
+"""How deep the JSON of a request may be nested: a request may wrap what a handler returned."""
 REPLACED = "characters that the store cannot hold were replaced by U+FFFD"
 
 INTEGER_MAX = 2**63
@@ -145,12 +145,12 @@ INTEGER_MAX = 2**63
 _TOO_DEEP = f"it is nested deeper than {JSON_DEPTH_MAX} levels"
 _NOT_SHAPE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_PIECE = 1 << 16
-# A number of JSON that may be far from zero. It begins where a word does, so that the search is
-# linear in the text.
+_CHUNK = 1 << 16
+# A number of JSON that may be large. The lookbehind keeps the search linear in the text.
 _NUMBER = re.compile(rb"(?<![0-9.eE])[0-9][0-9.eE+-]{3,}")
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# Without these, digits being 0, no number is beyond a double, and none beyond 64 bits.
+# With every digit replaced by 0: text without _FAR has no number beyond a double, text without
+# _LONG none beyond 64 bits.
 _FAR = (b"0e000", b"0e+000", b"0" * 200)
 _LONG = (b"0e00", b"0e+00", b"0" * 19)
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -169,8 +169,8 @@ def storable_json(value: Any) -> tuple[bytes, bool]:
         try:
             body = encode(value)
         except UnicodeEncodeError:
-            body, replaced = encode(_mended(plain(value))), True
-        if b"null" in body:  # None, or a number that msgspec writes so
+            body, replaced = encode(_whole_texts(plain(value))), True
+        if b"null" in body:  # None, NaN or Infinity
             _check_finite(value)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
@@ -186,9 +186,9 @@ _FAULTS = {
 
 
 def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
-    r"""What of JSON some reader cannot take: "too_deep", "bad_number", "nul"; "" if nothing.
+    r"""Why some reader cannot take this JSON: "too_deep", "bad_number", "nul"; "" if all can.
 
-    It is read from the text: a decoded value takes many times as long to make and to walk.
+    The text is searched, which is many times faster than decoding it and walking the value.
 
     >>> json_fault(b'[1,{"a":2.5}]'), json_fault(b"[1e400]"), json_fault(rb'["a\u0000"]')
     ('', 'bad_number', 'nul')
@@ -203,7 +203,7 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
 
 
 def check_json(raw: bytes | str) -> None:
-    """Raise ValueError for a payload that is no JSON, or such that some reader cannot take it."""
+    """Raise ValueError for a payload that is not JSON or that some reader cannot take."""
     try:
         raw = raw.encode() if isinstance(raw, str) else raw
         _syntax(raw)
@@ -213,12 +213,12 @@ def check_json(raw: bytes | str) -> None:
         fault = "too_deep"
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ValueError(f"is not JSON ({error})") from None
-    if fault in _FAULTS:  # some stores hold NUL, and the others say so
+    if fault in _FAULTS:  # NUL is left to the stores: some hold it
         raise ValueError(_FAULTS[fault])
 
 
 def whole_text(text: str) -> str:
-    """The text without halves of surrogate pairs.
+    """The text with U+FFFD for each half of a surrogate pair.
 
     >>> whole_text("a" + chr(0xD83D) + "b") == "a" + chr(0xFFFD) + "b"
     True
@@ -239,18 +239,18 @@ def without_nul(body: bytes) -> bytes:
     return _NUL.sub(b"\\1\xef\xbf\xbd", body) if b"\\u0000" in body else body
 
 
-def _mended(value: Any) -> Any:
+def _whole_texts(value: Any) -> Any:
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, dict):
-        return {_mended(key): _mended(each) for key, each in value.items()}
+        return {_whole_texts(key): _whole_texts(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_mended(each) for each in value]
+        return [_whole_texts(each) for each in value]
     return value
 
 
 def _check_finite(value: Any) -> None:
-    import json  # it takes longer to load than a command that never needs it has to do
+    import json  # imported here, so that commands start faster
 
     try:
         json.dumps(plain(value), allow_nan=False)
@@ -261,14 +261,14 @@ def _check_finite(value: Any) -> None:
 def _is_deeper(raw: bytes, levels: int) -> bool:
     """Whether JSON is nested deeper, counted from its brackets outside of strings.
 
-    In pieces: between them a thread that counts lets the others run.
+    It works in chunks, so that other threads can run in between.
     """
     if raw.count(b"[") + raw.count(b"{") <= levels:
         return False
     bare = _unescaped(raw).translate(_STEPS, _NOT_SHAPE)
     depth = inside = 0
-    for at in range(0, len(bare), _PIECE):
-        parts = bare[at : at + _PIECE].split(b'"')
+    for at in range(0, len(bare), _CHUNK):
+        parts = bare[at : at + _CHUNK].split(b'"')
         steps = b"".join(parts[inside::2])
         inside ^= (len(parts) - 1) & 1
         opened = steps.count(1)
@@ -281,12 +281,12 @@ def _is_deeper(raw: bytes, levels: int) -> bool:
 
 
 def _unescaped(raw: bytes) -> bytes:
-    """Without escaped backslashes and quotes: every quote that is left begins or ends a string."""
+    """JSON without escaped backslashes and quotes: every quote left begins or ends a string."""
     return raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
 
 
 def _has_beyond(raw: bytes, number_max: float) -> bool:
-    """Whether a number outside of strings is as large as that, whatever its sign."""
+    """Whether the absolute value of a number outside of strings reaches `number_max`."""
     numbers = _NUMBER.findall(b" ".join(_unescaped(raw).split(b'"')[::2]))
     if max(map(float, numbers), default=0.0) < number_max:
         return False

@@ -1,7 +1,7 @@
-"""An HTTP operation as data: a contract says what it means, the gateway serves it.
+"""HTTP operations as data: contracts declare them, the gateway serves them.
 
-A contract's `routes.py` knows paths, shapes and meaning and no web framework; the gateway knows
-HTTP. It admits the caller, reads and checks the body, calls `handle` and turns the answer, or any
+A contract's `routes.py` has paths, types and handlers and knows no web framework. The gateway
+authenticates the caller, reads and checks the body, calls `handle` and turns the answer, or any
 error of `core.errors`, into a response. The API document is made from the same data.
 """
 
@@ -23,13 +23,13 @@ Scope = Literal[
 ]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 STREAM_SCOPE = "stream:"
-"""A key with scopes of this kind, such as `stream:mail`, is good for these streams alone."""
+"""A key with such scopes, for example `stream:mail`, may use only the streams they name."""
 
 _OBSERVED = ("jobs:read", "metrics")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is asking. `requester` is the id of the API key, "" for the anonymous local caller.
+    """The caller of a request. `requester` is the id of its API key, "" for the anonymous caller.
 
     `person` is the name of a person who signed in at a proxy that the gateway trusts.
     """
@@ -44,13 +44,13 @@ class Caller(msgspec.Struct, frozen=True):
         return f"sso:{self.person}" if self.person else self.requester
 
     def may(self, scope: str) -> bool:
-        """Whether the caller holds this scope; an admin holds all, an observer those that read."""
+        """Whether the caller has this scope; an admin has all, an observer those that read."""
         if not scope or scope in self.scopes or "admin" in self.scopes:
             return True
         return scope in _OBSERVED and "observe" in self.scopes
 
     def may_read(self, owner: str) -> bool:
-        """Whether objects of this owner exist for the caller: its own, or all for an observer."""
+        """Whether the caller may see objects of this owner: its own, or all for an observer."""
         return self.may_act(owner) or "observe" in self.scopes
 
     def may_act(self, owner: str) -> bool:
@@ -63,7 +63,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def streams(self) -> frozenset[str]:
-        """The streams that a key names; none means that it is good for all."""
+        """The streams that the key is limited to; empty means all."""
         return _streams(self.scopes)
 
 
@@ -79,20 +79,20 @@ Audit = Literal["call", "handler", "others", "history", "never"]
 
 
 class Right(msgspec.Struct, frozen=True):
-    """What a route asks of its caller, and on whose objects it works. Every route declares one.
+    """What a route requires of its caller, and whose objects it touches. Every route declares one.
 
     `scope` is the scope of the key, "" for a route that is open to everyone. `whose` is `own` for
     objects of the caller (an admin reaches those of all, an observer where the route reads),
     `leased` for jobs under a lease that the caller proves, `all` for objects of every tenant and
     the gateway itself, `none` where no tenant's object is touched.
 
-    `does` names the change in the audit log; a route without it only reads. `audit` tells how it
-    gets there: the gateway writes an entry for each `call`, or for calls on objects of `others`
-    alone, or the `handler` writes its own. The rest is in the `history` of the job itself, or
-    changes no job, queue or credential and is `never` written.
+    `does` names the change in the audit log; a route without it only reads. `audit` says who
+    writes the entry: the gateway for each `call`, or only for calls on objects of `others`, or the
+    `handler` itself. `history`: the change is in the history of the job; `never`: it changes no
+    job, queue or credential.
 
-    `streams` says that the route keeps to the streams of a key that names some; every other route
-    with a scope refuses such keys.
+    `streams`: the route checks the streams that a key is limited to. Every other route with a scope
+    refuses such keys.
     """
 
     scope: Scope | Literal[""]
@@ -102,7 +102,7 @@ class Right(msgspec.Struct, frozen=True):
     streams: bool = False
 
     def refusal(self, caller: Caller) -> str:
-        """Why this caller may not use the route at all, "" if it may."""
+        """Why this caller may not use the route, "" if it may."""
         if not caller.may(self.scope):
             return f"this needs a key with the scope {self.scope}"
         if self.scope and not self.streams and caller.streams:
@@ -114,10 +114,10 @@ OPEN = Right("", "none")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, admitted and decoded: `body` is of the endpoint's `takes`, `query` of `asks`.
+    """One authenticated, decoded request: `body` has the type `takes`, `query` the type `asks`.
 
-    `right` is the endpoint's. `touched` collects the objects a call acted on, as (owner, id).
-    `gone` returns when the client hung up: for handlers that make it wait.
+    `right` is the endpoint's. `touched` collects the objects that the call changed, as (owner, id).
+    `gone` returns when the client has disconnected, for handlers that let it wait.
     """
 
     caller: Caller
@@ -131,7 +131,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> str | None:
-        """The only owner whose objects a list may show the caller, None if it may show all."""
+        """The owner whose objects a list may show to the caller; None: those of all owners."""
         everyone = not self.caller.scopes.isdisjoint(("admin", "observe"))
         return None if everyone else self.caller.requester
 
@@ -146,7 +146,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What to answer: `body` is encoded as JSON; None sends none."""
+    """A response: `body` is encoded as JSON; None sends none."""
 
     status: int
     body: Any = None
@@ -154,7 +154,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Answer with the job's events as they happen, beginning after `after` ("" for all).
+    """A response that streams the job's events as they happen, from after `after` ("" for all).
 
     `masked` is for callers who are not the job's requester.
     """
@@ -166,7 +166,7 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One way an endpoint answers, for the API document; `also` names media of the same in text."""
+    """One response of an endpoint, for the API document; `also` are further media types of it."""
 
     description: str
     shape: Any = None
@@ -176,7 +176,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Refused(UsageError):
-    """A request that cannot be served as it stands; `code` names the gateway's problem for it."""
+    """A request that is refused; `code` names the gateway's problem for it."""
 
     def __init__(self, code: str, message: str, *, field: str = "") -> None:
         super().__init__(message, reply=field)
@@ -227,7 +227,7 @@ TraceParent = Annotated[
 
 
 class Submits(Protocol):
-    """What such endpoints need of the queue."""
+    """What endpoints that submit need of the queue."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs, or say why not."""
@@ -246,13 +246,13 @@ def idempotency_key(headers: Mapping[str, str]) -> str:
 
 
 def trace_context(headers: Mapping[str, str]) -> str:
-    """The trace context if it is one; a malformed header is ignored, as its standard says."""
+    """The trace context; a malformed header is ignored, as its standard requires."""
     trace = headers.get("traceparent", "")
     return trace if _TRACEPARENT.fullmatch(trace) else ""
 
 
 def check_stored(submitted: Submitted) -> None:
-    """Raise what the caller shall hear of a job that is not in the store."""
+    """Raise the error for a job that was not stored."""
     match submitted.status:
         case "conflict":
             raise Conflict(submitted.reason)

@@ -1,7 +1,7 @@
 """Every error Tenure raises, as one tree.
 
     TenureError
-    ├── UsageError                the caller asked for something that cannot be
+    ├── UsageError                the request can never succeed as it stands
     │   ├── InvalidJob            a job that no contract could take (bad task, payload, option)
     │   ├── InvalidTransition     a state change that the contract's table does not have
     │   ├── UnknownContract       a queue URL whose scheme names no contract
@@ -62,7 +62,7 @@ class InvalidTransition(UsageError):
 
 
 class UnknownContract(UsageError):
-    """No contract folder answers to the scheme of this queue URL."""
+    """There is no contract of the name in this queue URL."""
 
     code = "unknown_contract"
 
@@ -158,7 +158,7 @@ class Timeout(TenureError, TimeoutError):
 
 
 class LeaseLost(TenureError):
-    """The lease has ended or is held by another. As a value it answers one item of a batch."""
+    """The lease has ended or another worker holds it. It may also answer one item of a batch."""
 
     code = "lease_lost"
 
@@ -177,7 +177,7 @@ class StoreError(TenureError):
 class ServerError(StoreError):
     """The store answered with an error; `reply` is its text.
 
-    `named` says what of the queue's own data is at fault, where that is known.
+    `named` is the record of the queue that caused it, if known.
     """
 
     code = "store_answered_error"
@@ -199,7 +199,7 @@ class ReplyLost(StoreError):
 
 def traceback_of(error: BaseException) -> str:
     """The last frames of an error as plain text of bounded length, without any local variable."""
-    import traceback  # needed where something failed: commands start faster without it
+    import traceback  # imported here, so that commands start faster
 
     parts = traceback.format_exception(error, limit=-_FRAMES_MAX)
     short = (p if len(p) <= _PART_CHARS_MAX else f"{p[:_PART_CHARS_MAX]}...\n" for p in parts)

@@ -1,4 +1,4 @@
-"""Checks the journal of a queue, event by event, against the invariants.
+"""A checker that replays the journal of a queue, event by event, against the invariants.
 
 The chaos tests use it for their verdict. The audit of the pipeline uses it for the jobs that its
 aggregation could not prove sound. Both know the invariants by the same numbers:
@@ -34,7 +34,7 @@ BY_HOLDER = frozenset({"extend", "report", "complete", "retry", "snooze", "relea
 ENDS = frozenset({"complete", "fail", "retry", "bury", "snooze", "release", "cancel"})
 # After these a job may start again: its lease was lost, it failed, was put back or sent back.
 AGAIN = frozenset({"submit", "fail", "retry", "snooze", "release", "reap", "reopen"})
-# What an outcome that was asked for may have become in the journal.
+# The event types that the outcome of a worker may have become in the journal.
 BECOMES = {
     "complete": {"complete"},
     "fail": {"fail", "retry", "bury", "cancel"},
@@ -48,7 +48,7 @@ GONE = "(removed)"
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise, with the events that show it."""
+    """A broken invariant, with the events that show it."""
 
     invariant: str
     job_id: str
@@ -67,11 +67,11 @@ def is_allowed(machine: Machine, kind: str, here: str, there: str) -> bool:
             return not here and there in machine.initial
         case "extend":
             return here == there and here in machine.running
-        case "report":  # where stages are states, news may move the job to the next one
+        case "report":  # where stages are states, a report may move the job to the next one
             return here in machine.running and (
                 here == there or (there in machine.running and machine.reaches(here, there))
             )
-        case "promote":  # also to where it stands: with another due time or priority
+        case "promote":  # also to the same state, with another due time or priority
             stays = _waits(machine, here) and _waits(machine, there)
             return stays and (here == there or machine.reaches(here, there))
         case "remove":
@@ -108,7 +108,7 @@ def _waits(machine: Machine, state: str) -> bool:
 
 
 class JobHistory:
-    """What one job's events amount to so far."""
+    """The state of one job after the events so far."""
 
     __slots__ = (
         "attempt",
@@ -143,10 +143,10 @@ class JobHistory:
 
 
 class HistoryChecker:
-    """Replays the journal; `violations` grows.
+    """Replays the journal and collects `violations`.
 
-    With `foreign`, programs that know nothing of the journal may take part: a step that they made
-    shows only in what the next event saw. Such steps are counted in `unobserved`, by job.
+    With `foreign`, programs that write no journal may take part: a step of theirs shows only in
+    what the next event saw. Such steps are counted in `unobserved`, by job.
     """
 
     def __init__(self, machine: Machine, *, whole: bool, foreign: bool = False) -> None:
@@ -173,13 +173,13 @@ class HistoryChecker:
         kind = event.type
         self.by_type[kind] += 1
         if event.ver == 0 and kind != "submit":
-            self._beside(event)
+            self._add_other(event)
             return
         job = self.jobs.get(event.job_id)
         if job is None:
             job = self.jobs[event.job_id] = self._opened(event)
         if self.foreign:
-            self._take_over(job, event)
+            self._accept_foreign(job, event)
         self._chain(job, event)
         self._place(job, event)
         self._numbers(job, event)
@@ -192,19 +192,19 @@ class HistoryChecker:
         self._after(job, event)
 
     def _opened(self, event: JournalEvent) -> JobHistory:
-        """A job's record; in a trimmed history it begins with the first event that is left."""
+        """A new history; in a trimmed journal it begins with the first event that is left."""
         job = JobHistory(event.job_id)
-        by_stranger = event.type == "claim" and event.ver == 1
-        self.unobserved[event.job_id] += by_stranger
-        if event.type != "submit" and (not self.whole or by_stranger):
+        by_foreign = event.type == "claim" and event.ver == 1
+        self.unobserved[event.job_id] += by_foreign
+        if event.type != "submit" and (not self.whole or by_foreign):
             job.ver, job.state = event.ver - 1, event.from_state
             job.fence, job.lease_ms = event.prev_fence, event.prev_lease_until_ms
             job.attempt = event.attempt - (event.type == "claim")
             job.token_h, job.worker_id = event.token_h, event.worker_id
         return job
 
-    def _take_over(self, job: JobHistory, event: JournalEvent) -> None:
-        """Take over what others did in between, if it can have been so: fences only rise."""
+    def _accept_foreign(self, job: JobHistory, event: JournalEvent) -> None:
+        """Accept the steps that foreign programs made since the last event, if no fence fell."""
         seen = (event.from_state, event.prev_fence, event.prev_lease_until_ms)
         left = (job.state, job.fence, job.lease_ms)
         if event.ver != job.ver + 1 or event.prev_fence < job.fence:
@@ -219,8 +219,8 @@ class HistoryChecker:
             job.attempt = event.attempt - (event.type == "claim")
             job.token_h, job.worker_id = event.token_h, event.worker_id
 
-    def _beside(self, event: JournalEvent) -> None:
-        """Events that change no job: refusals, pause and resume, a job that expired unseen."""
+    def _add_other(self, event: JournalEvent) -> None:
+        """Events without a version: refusals, pause and resume, a job that expired unobserved."""
         if event.type == "pause":
             self.paused_by = event
         elif event.type == "resume":
@@ -331,8 +331,8 @@ class HistoryChecker:
         for job in self.jobs.values():
             if job.submitted is None or job.submitted.due_ms or job.claimed_at < 0:
                 continue
-            line = (job.submitted.queue, job.submitted.priority)
-            before = latest.get(line)
+            lane = (job.submitted.queue, job.submitted.priority)
+            before = latest.get(lane)
             slack_ms = self.machine.overtake_ms
             if before is not None and before.claimed_at > job.claimed_at:
                 if slack_ms and before.claimed_ms - job.claimed_ms <= slack_ms:
@@ -340,4 +340,4 @@ class HistoryChecker:
                 text = f"claimed before {before.job_id}, which was submitted earlier"
                 self.found("I22", job.job_id, text, before.submitted, job.submitted)
             else:
-                latest[line] = job
+                latest[lane] = job

@@ -1,4 +1,4 @@
-"""What a job is before it is stored, how it is checked, and how it looks when read back."""
+"""Jobs: as submitted (`NewJob`), as stored (`JobRecord`), their events, and checks of new jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     `job_id` makes a resent submit harmless: the store answers with the job it already has.
     `idempotency_key` does the same for callers that do not choose ids, within one `requester`.
     `max_attempts` counts starts; None leaves it to the contract's own default.
-    `options` holds what only one contract knows.
+    `options` are the contract's own.
     """
 
     task: str
@@ -38,11 +38,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """What became of one `NewJob`; any `status` but created or replayed wrote nothing.
+    """The answer to one `NewJob`. With any `status` but created or replayed nothing was written.
 
-    `job_id` is the stored job, which for a replay is the earlier one; a refusal has none ("").
-    `reason` explains it. `created_ms` is set where the store tells its time of a job just created,
-    `response` where it keeps the answer that the first request with this idempotency key got.
+    `job_id` is the stored job, for a replay the earlier one, and "" for a refusal, which `reason`
+    explains. `created_ms` is the store's time of a new job, 0 if unknown. `response` is the stored
+    answer to the first request with this idempotency key, "" if the contract keeps none.
     """
 
     job_id: str
@@ -54,7 +54,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
     @property
     def accepted(self) -> bool:
-        """True when the job is in the store, now or from before."""
+        """True when the job is in the store, stored now or before."""
         return self.status in ("created", "replayed")
 
 
@@ -128,10 +128,10 @@ def short_hash(data: bytes) -> str:
 
 
 def scoped_key(requester: str, key: str) -> str:
-    """The store's key for a caller's idempotency key: one requester never meets another's.
+    """The store's key for an idempotency key, different for each requester.
 
-    The anonymous requester's key stays as it is, as the contract says; every other is marked with
-    `@requester:`, and an anonymous key that looks like such a mark gets an empty one.
+    The anonymous requester's key is kept as it is. Every other key is prefixed with `@requester:`,
+    and an anonymous key that begins with @ is prefixed with `@:`.
 
     >>> scoped_key("", "order-17"), scoped_key("k1", "order-17"), scoped_key("", "@k1:order-17")
     ('order-17', '@k1:order-17', '@:@k1:order-17')
@@ -143,7 +143,7 @@ def scoped_key(requester: str, key: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Refuse keys that no store should hold."""
+    """Raise `UsageError` for an idempotency key that is empty, too long or not printable."""
     if not key or len(key) > KEY_CHARS_MAX or not key.isprintable():
         raise UsageError(
             f"an idempotency key has 1 to {KEY_CHARS_MAX} printable characters; "
@@ -168,7 +168,7 @@ def new_job_id() -> str:
 
 
 def check_job(job: NewJob) -> None:
-    """Raise `InvalidJob` for what no contract could keep; ids and options are the contract's."""
+    """Raise `InvalidJob` for a job that no contract takes. Contracts check ids and options."""
     if not job.task or len(job.task) > _TASK_CHARS_MAX or not job.task.isprintable():
         raise InvalidJob(f"task {job.task[:60]!r}: 1 to {_TASK_CHARS_MAX} printable characters")
     if job.max_attempts is not None and job.max_attempts < 1:
@@ -182,13 +182,13 @@ def check_job(job: NewJob) -> None:
 
 
 def check_trace(trace: str) -> None:
-    """Refuse a trace context that would break the journal's lines."""
+    """Raise `InvalidJob` for a trace context that would break a line of the journal."""
     if trace and not _TRACE.fullmatch(trace):
         raise InvalidJob("trace is a W3C traceparent: printable ASCII without spaces")
 
 
 def submitted(status: str, job_id: str, created_ms: int = 0, *, depth_max: int) -> Submitted:
-    """The seam's answer for a script's: created, replayed, conflict, or else the queue is full."""
+    """The answer of a script as a `Submitted`; any other status means that the queue is full."""
     match status:
         case "created":
             return Submitted(job_id, "created", created_ms=created_ms)

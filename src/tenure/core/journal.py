@@ -1,8 +1,8 @@
 """The journal: one event schema for the history of every contract.
 
-Each event says what its writer saw (`from_state`, `prev_fence`, `prev_lease_until_ms`) and what it
-left (`to_state`, `fence`, `lease_until_ms`), so that the unbroken chain of a job's history can be
-checked by one aggregation that needs no order. It carries no payload and no secret.
+Each event says what its writer found (`from_state`, `prev_fence`, `prev_lease_until_ms`) and what
+it left (`to_state`, `fence`, `lease_until_ms`). So one aggregation, which needs no order, can check
+that a job's history is an unbroken chain. Events carry no payload and no secret.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 EVENT_TYPES = (
     "submit",  # the job is stored and waits
-    "promote",  # its time came, or an operator brought it forward: it waits for a worker now
+    "promote",  # it became due, or an operator brought it forward: it waits for a worker now
     "claim",  # a lease was taken; attempt and fence rose
     "extend",  # the holder kept its lease
-    "report",  # news from the holder
+    "report",  # the holder reported progress
     "complete",  # accepted results
     "fail",  # failed, and what becomes of it is decided next
     "retry",  # failed, waits again
@@ -72,10 +72,10 @@ class JournalEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class StreamFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A Redis stream of packed lines.
 
-    Its entries hold lines (`store.journal` says how): parts in the order of `fields`, joined by
-    tabs and cut off after the last that applies. The last field may itself hold tabs. `task` is
-    that of jobs whose lines name none. `captured` names a hash and a field: capture leaves there
-    how far it has come, and the contract trims only behind it.
+    Its entries hold lines (see `store.journal`): values in the order of `fields`, joined by tabs,
+    without the empty ones at the end. The last field may contain tabs. `task` is the task of jobs
+    whose lines name none. `captured` is a hash and a field in which capture stores its position;
+    the contract trims only what was captured.
     """
 
     store: str
@@ -90,18 +90,21 @@ class StreamFormat(msgspec.Struct, frozen=True, kw_only=True):
 class SqlFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A table of PostgreSQL or SQLite, one event a row, its columns named as the journal's fields.
 
-    `store` is the database's URL, `seq` the column that rises with every row, `where` an SQL
-    condition that narrows the table to one queue. PostgreSQL gives numbers out before their
-    transactions commit; so it is read only up to a number that no open transaction can still fill:
-    `sequence` names what gives the numbers, on SQLite the table where `table` is a view of it.
-    `states` are the contract's words for the states that the table has, and `queue_prefix` is the
-    prefix of the names of its queues. `jobs` is the table of the jobs, with `job_id` and `ver`,
-    the number of the last step of each. `kept` is true of rows that trimming leaves there as long
-    as what they tell of is. `queues` are the queues by the names they have in the database, whose
-    `schema` is named where there may be several: capture leaves there how far it has come, and the
-    contract trims only behind it. `narrow` is what to read instead of `table`, where there is
-    something that holds the rows of `where` alone and finds them sooner; `by_job` is true of rows
-    that are found by their job.
+    store         the URL of the database
+    seq           the column that rises with every row
+    where         an SQL condition that selects the rows of one queue
+    sequence      what numbers the rows, on SQLite the table if `table` is a view of it. PostgreSQL
+                  assigns numbers before their transactions commit, so rows are read only up to a
+                  number that no open transaction can still use
+    states        pairs: a state of the table, and the contract's word for it
+    queue_prefix  the prefix of the queues' names in the table
+    jobs          the table of the jobs, with `job_id` and `ver`, the number of their last event
+    kept          an SQL condition for rows that are trimmed only with their job
+    queues        the queues by their names in the database, where capture stores its position; the
+                  contract trims only what was captured
+    schema        the schema of the database, if there may be several
+    narrow        what to read instead of `table`, if something faster holds the rows of `where`
+    by_job        an SQL condition for rows that can be found by their job
     """
 
     store: str
@@ -123,9 +126,8 @@ class SqlFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JournalFormat: TypeAlias = StreamFormat | SqlFormat
-"""Where a journal is and how it is written, declared by a contract for readers in bulk.
+"""Where a journal is and how it is written, for readers in bulk.
 
-`Journal` of the seam reads every history, one event object at a time. A contract whose journal has
-a plain physical form may declare it by `journal_format(url)` beside `open_journal`; the pipeline
-then reads ranges of it side by side, straight into columns. All others are read through the seam.
+`Journal` of the seam reads any history, one event object at a time. If the descriptor of a contract
+has a `journal_format`, the pipeline reads ranges of the journal in parallel, straight into columns.
 """

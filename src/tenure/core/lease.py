@@ -1,4 +1,4 @@
-"""The lease: an exclusive, expiring right to execute a job, and what its holder may say."""
+"""The lease: an exclusive, expiring right to execute a job; and reports of its holder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     `fence` rises with every claim of the job and `token` proves the claim to the store; together
     they guard every later write. `lease_ms` is how long the lease lasts from the moment it was
-    asked for, so that the holder can tell on its own clock when to stop without hearing from the
-    store. `handle` is the contract's own reference (a stream entry id, a message id). `payload` is
-    raw JSON. `cancel_requested` is set on the answer to an extend when a cancel was requested.
+    requested, so that the holder knows by its own clock when to stop. `handle` is the contract's
+    own reference (a stream entry id, a message id). `payload` is raw JSON. `cancel_requested` is
+    set on the answer to an extend when a cancel was requested.
+    `requester` is the API key that submitted the job and `webhook_url` where an event of an outbox
+    goes, "" where the contract has none. `extra` is private to the queue that made the lease.
     """
 
     job_id: str
@@ -31,14 +33,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     trace: str = ""
     cancel_requested: bool = False
+    requester: str = ""
+    webhook_url: str = ""
     extra: object = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """News from a running attempt: an event of `type` for followers, and progress if any.
+    """A report of a running attempt: an event of `type` for followers, and progress if any.
 
     `data` and `progress` are JSON. The store writes it only while the lease is held. `payload`
-    replaces the job's own, in queues that say they can (`has_data`), and tells followers nothing.
+    replaces the job's own, in queues with the feature `replaces_payload`, without an event.
     """
 
     lease: Lease
@@ -50,10 +54,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerId(str):
-    """The id of a worker, unlike that of every other process. `name` is its part for people.
+    """The id of a worker, unique among all processes. `name` is its part for people.
 
-    Most contracts need an id of their own for every process. The inbox asks for the name of the pod
-    or host as it is, and fences its writes by other means.
+    Most contracts need the unique id. One that is `named_by_host` takes the name of the pod or host
+    as it is, and fences its writes by other means.
     """
 
     __slots__ = ("name",)

@@ -1,6 +1,6 @@
-"""How an attempt ends: what the worker asks for (`Outcome`), what the store decided (`Verdict`),
-and the signals by which a handler chooses (`Retry`, `Fatal`, `Snooze`, `Cancel`, `RateLimit`,
-`Park`).
+"""How an attempt ends: what the worker asks for (`Outcome`), what the store decided (`Verdict`).
+
+A handler chooses by raising a signal: `Retry`, `Fatal`, `Snooze`, `Cancel`, `RateLimit`, `Park`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ fail: it failed and the job's own options in the store decide whether it runs ag
 retry: it failed and shall run again after `delay_ms`; the store buries it if no attempt is left.
 bury: it failed for good.
 snooze: not a failure; run it again after `delay_ms` without counting this attempt.
-release: handed back unfinished (shutdown); anyone may claim it at once, this attempt not counted.
+release: handed back unfinished (shutdown) and claimable at once; this attempt is not counted.
 cancel: ended on request.
 """
 
 Until = Literal["", "rest", "children"]
-"""What a snoozed job waits for besides its delay, in queues that know it:
-rest: the whole queue rests for `delay_ms`; any other queue lets this one job wait.
-children: those that the job added have ended; only for queues that say so (`has_children`).
+"""What a snoozed job waits for besides its delay:
+rest: no job of the queue starts for `delay_ms`; without a rate limiter only this job waits.
+children: the jobs that it added have ended; only for queues with the feature `children`.
 """
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of an error: enough to group and to understand it, nothing executable."""
+    """What is stored of an error, enough to group and to understand it."""
 
     code: str
     message: str
@@ -65,11 +65,11 @@ class Buried(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The job waits again as if this claim had not been."""
+    """The job waits again as if it had not been claimed."""
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The job is ended without a result on request."""
+    """The job was ended without a result, on request."""
 
 
 Verdict: TypeAlias = Completed | Retried | Buried | Released | Cancelled | LeaseLost
@@ -79,11 +79,36 @@ BURIED = Buried()
 RELEASED = Released()
 CANCELLED = Cancelled()
 
+VERDICT_NAMES: dict[type, str] = {
+    Completed: "completed",
+    Retried: "retried",
+    Buried: "buried",
+    Released: "released",
+    Cancelled: "cancelled",
+    LeaseLost: "lost",
+}
+"""The names of verdicts in metrics, logs and the answers of a plane."""
+
+_VERDICTS: dict[str, Verdict] = {
+    "complete": COMPLETED,
+    "bury": BURIED,
+    "release": RELEASED,
+    "cancel": CANCELLED,
+}
+_VERDICTS |= {VERDICT_NAMES[type(verdict)]: verdict for verdict in _VERDICTS.values()}
+
+
+def verdict_of(word: str, due_ms: int = 0) -> Verdict:
+    """The verdict by its name, or by the kind of outcome that a store decided on."""
+    if word in ("retry", "snooze", "retried"):
+        return Retried(due_ms)
+    return _VERDICTS[word]
+
 
 class Signal(Exception):
-    """Root of what a handler raises to choose how its attempt ends.
+    """Root of the exceptions by which a handler chooses how its attempt ends.
 
-    `code` is the word under which the failure is kept and grouped; empty means the signal's name.
+    `code` is stored with the failure and groups it; empty means the name of the signal.
     """
 
     code = ""
@@ -121,9 +146,11 @@ class Cancel(Signal):
 
 
 class RateLimit(Signal):
-    """Something behind the handler asks to be left alone for `after` seconds: no job of this queue
-    starts before, where the queue has a rate limiter; this one does not in any case. This attempt
-    is not counted."""
+    """A service that the handler calls asked for a pause of `after` seconds.
+
+    If the queue has a rate limiter, none of its jobs starts before; else only this job waits. This
+    attempt is not counted.
+    """
 
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for a rest")
@@ -131,8 +158,10 @@ class RateLimit(Signal):
 
 
 class Park(Signal):
-    """Wait for the children that this job added while it ran, then run it again; this attempt is
-    not counted. Children that have all ended by then do not keep it waiting."""
+    """Wait for the children that this job added while it ran, then run it again.
+
+    If all children have ended already, it runs again at once. This attempt is not counted.
+    """
 
 
 def _ms(after: float | timedelta | None) -> int | None:

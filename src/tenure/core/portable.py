@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tenure.core.errors import InvalidJob
+from tenure.core.errors import InvalidJob, UnknownContract
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.state import MACHINES
+from tenure.core.registry import Contract, contracts, find_contract
 
 State = Literal["waiting", "scheduled", "running", "done", "failed", "cancelled"]
 """waiting: for a worker. scheduled: for its time, until a worker's upkeep sees that it has come.
@@ -49,22 +50,9 @@ class SubmitOptions(TypedDict, total=False):
 
 STATES: tuple[State, ...] = ("waiting", "scheduled", "running", "done", "failed", "cancelled")
 
-_SCHEDULED = frozenset({"delayed"})
-_CANCELLED = frozenset({"cancelled", "canceled"})
-_MORE_WORDS: Mapping[str, tuple[str, ...]] = {"bullmq": ("paused",)}  # where its jobs may wait too
+_SCHEDULED = "delayed"
 _CANCEL_CODES = frozenset({"cancelled", "Cancel"})
-
-OPTIONS: Mapping[str, frozenset[str]] = {
-    "memory": frozenset({"priority", "group", "ttl_s"}),
-    "streams": frozenset({"ttl_s"}),
-    "bullmq": frozenset({"priority", "unique"}),
-    "omniq": frozenset({"group"}),
-    "inbox": frozenset({"priority", "ttl_s"}),
-    "plane": frozenset({"priority", "ttl_s"}),
-}
-"""The options of a submit that not every contract has, by contract."""
-
-# What each of them is called, and the value that means none.
+# The options that only some contracts have: what each is called, and the value that means none.
 _MEANS: Mapping[str, tuple[str, Any]] = {
     "priority": ("priorities", 0),
     "group": ("groups", ""),
@@ -94,16 +82,12 @@ def end_of(contract: str, word: str) -> State | None:
     >>> end_of("plane", "DLQ"), end_of("inbox", "failed"), end_of("bullmq", "progress")
     ('failed', None, None)
     """
-    machine = MACHINES.get(contract)
-    if machine is None or word not in machine.final:
-        return None
-    return _state_of_word(contract, word)
+    return _state_of_word(contract, word) if word in final_words(contract) else None
 
 
-def final_words(contract: str) -> frozenset[str]:
+def final_words(contract: str) -> tuple[str, ...]:
     """The contract's own words for the ends of a job."""
-    machine = MACHINES.get(contract)
-    return frozenset(machine.final if machine else ())
+    return _contract(contract).machine.final
 
 
 def own_states(contract: str, states: tuple[State, ...], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,9 +104,9 @@ def own_states(contract: str, states: tuple[State, ...], known: tuple[str, ...])
 
 
 def known_words(contract: str) -> tuple[str, ...]:
-    """The contract's own words for all its states."""
-    machine = MACHINES.get(contract)
-    return (*machine.states, *_MORE_WORDS.get(contract, ())) if machine else ()
+    """The contract's own words for the states in which its jobs are listed."""
+    known = _contract(contract)
+    return (*known.machine.states, *(word for word in known.kinds if word == "paused"))
 
 
 def portable_counts(contract: str, counts: Mapping[str, int]) -> dict[State, int]:
@@ -135,12 +119,10 @@ def portable_counts(contract: str, counts: Mapping[str, int]) -> dict[State, int
 
 def check_options(contract: str, given: Mapping[str, Any]) -> None:
     """Refuse options that are given, and that this contract does not have."""
-    has = OPTIONS.get(contract)
-    if has is None:  # a contract from elsewhere: it refuses for itself
-        return
+    has = _contract(contract).submit_options
     for name, (means, none) in _MEANS.items():
         if name not in has and given.get(name) not in (None, none):
-            others = [other for other, options in OPTIONS.items() if name in options]
+            others = [each.name for each in contracts().values() if name in each.submit_options]
             raise InvalidJob(
                 f"{contract} has no {means} ({name}): leave it out, or use a contract that has it: "
                 f"{', '.join(others)}",
@@ -150,7 +132,8 @@ def check_options(contract: str, given: Mapping[str, Any]) -> None:
 
 def own_options(contract: str, unique: str) -> dict[str, Any]:
     """The contract's own job options for the portable ones that it writes in its own way."""
-    return {"deduplication": {"id": unique}} if unique and contract == "bullmq" else {}
+    written = _contract(contract).unique_option
+    return written(unique) if unique and written is not None else {}
 
 
 def check_job_options(contract: str, job: NewJob) -> None:
@@ -160,22 +143,27 @@ def check_job_options(contract: str, job: NewJob) -> None:
     check_options(contract, {"priority": job.priority, "group": job.gid, "ttl_s": job.ttl_ms})
 
 
+@cache
+def _contract(name: str) -> Contract:
+    """The descriptor of a contract; finding it takes longer than all the rest here."""
+    found = find_contract(name)
+    if found is None:
+        raise UnknownContract(f"there is no contract {name!r}")
+    return found
+
+
 def _state_of_word(contract: str, word: str) -> State:
-    machine = MACHINES.get(contract)
-    if word in _SCHEDULED:
+    machine = _contract(contract).machine
+    if word == _SCHEDULED:
         return "scheduled"
-    if machine is None or word not in machine.final:
-        is_running = machine is not None and word in machine.running
-        return "running" if is_running else "waiting"
-    if word == machine.final[0]:
-        return "done"
-    return "cancelled" if word in _CANCELLED else "failed"
+    if word in machine.final or word in machine.running:
+        return machine.kind(word)
+    return "waiting"  # also where a failed attempt rests until it is tried again
 
 
 def _names_scheduled(contract: str) -> bool:
     """Whether the contract has a word of its own for jobs that wait for their time."""
-    machine = MACHINES.get(contract)
-    return machine is not None and not _SCHEDULED.isdisjoint(machine.states)
+    return _SCHEDULED in _contract(contract).machine.states
 
 
 def _is_cancelled(error: bytes) -> bool:

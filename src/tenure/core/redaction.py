@@ -1,12 +1,11 @@
-"""Secrets in what jobs carry, masked for everyone but the requester of the job.
+"""Masks the secrets in jobs for everyone but the requester of the job.
 
-A value is masked by its name, at any depth and also in JSON within strings; in other text by what
-stands before it (`password=...`, `Authorization: ...`), by its place in a URL (the password, and
-query parameters with such names), and by the forms of usual credentials. What should be JSON and
-is not is masked whole: nothing in it can be told apart. Every step is linear in the text; a longer
-text than `_TEXT_MAX`, a larger JSON than `_RAW_MAX`, and what is nested deeper than `_DEEP`
-encodings, are masked whole. Large jobs are masked in a thread, because the event loop serves
-everyone.
+A JSON value is masked by its name, at any depth, also in JSON within strings. In other text a value
+is masked by the name before it (`password=...`, `Authorization: ...`), by its place in a URL (the
+password, and query parameters with secret names), or because it looks like a usual credential.
+Stored data that should be JSON and is not is masked whole. Every step is linear in the text. Text
+longer than `_TEXT_MAX`, JSON larger than `_RAW_MAX` and values in more than `_DEEP` encodings are
+masked whole. Large jobs are masked in a thread, to keep the event loop free.
 """
 
 from __future__ import annotations
@@ -99,12 +98,12 @@ _APART = _Thread()
 
 
 class Redaction:
-    """Masks secrets. `more` are names besides the usual; `-name` leaves a usual one out.
+    """Masks secrets. `more` adds names to the usual ones; `-name` removes a usual one.
 
     `/expression/` masks what the regular expression finds in any text. A name of up to four letters
-    must be a whole part of a key (`pin` is in `card_pin`, not in `shipping`), a longer one may
-    stand anywhere; case, `-` and `_` do not matter. A name that ends in `pass`, or in `_key` or
-    `Key` after a word that is not known to be harmless, is secret as well.
+    must be a whole part of a key (`pin` matches `card_pin`, not `shipping`), a longer one matches
+    anywhere in a key; case, `-` and `_` do not matter. A key that ends in `pass` is secret, and one
+    that ends in `_key` or `Key`, unless the word before it is known to be harmless.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -119,32 +118,32 @@ class Redaction:
             ) from None
 
     async def apart(self, chars: int, mask: Callable[[], _T], *, patient: bool = False) -> _T:
-        """Run what masks so many characters, in a thread where they are many.
+        """Run a function that masks `chars` characters, in the thread if they are many.
 
-        Where too many wait for the thread it is refused; `patient` is for the gateway's own
-        readers, of which there are few.
+        Raises `Refused` if too many calls wait for the thread, unless `patient`, which is for the
+        few readers of the gateway itself.
         """
         if chars <= _LARGE:
             return mask()
         return await _APART.run(mask, patient=patient)
 
     async def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
-        """A job as this caller sees it: whole for its requester."""
+        """A job as this caller may see it: unmasked for its requester."""
         return job if caller.owns(job.requester) else await self.seen(job)
 
     async def seen(self, job: JobRecord) -> JobRecord:
-        """`record`, away from the event loop where the job is large."""
+        """Like `record`, in the thread if the job is large."""
         return await self.apart(size_of(job), partial(self.record, job))
 
     async def events(self, events: list[JobEvent], *, patient: bool = False) -> list[JobEvent]:
-        """Events as they are shown to those who did not submit the job."""
-        chars = sum(_walked(event.data) for event in events)
+        """Events, masked for callers who did not submit the job."""
+        chars = sum(_searched_chars(event.data) for event in events)
         return await self.apart(
             chars, lambda: [self.event(event) for event in events], patient=patient
         )
 
     def record(self, job: JobRecord) -> JobRecord:
-        """A job as it is shown to those who did not submit it."""
+        """A job, masked for callers who did not submit it."""
         return msgspec.structs.replace(
             job,
             payload=self.raw(job.payload),
@@ -158,11 +157,11 @@ class Redaction:
         )
 
     def event(self, event: JobEvent) -> JobEvent:
-        """An event as it is shown to those who did not submit the job."""
+        """An event, masked for callers who did not submit the job."""
         return msgspec.structs.replace(event, data=self.raw(event.data))
 
     def raw(self, raw: bytes) -> bytes:
-        """Stored JSON, masked; what cannot be parsed, or is very large, becomes the mask."""
+        """Stored JSON, masked; JSON that cannot be parsed or is very large becomes the mask."""
         if not raw:
             return raw
         if len(raw) > _RAW_MAX:
@@ -173,7 +172,7 @@ class Redaction:
             return to_json(MASK)
 
     def error(self, raw: bytes) -> bytes:
-        """A stored error, which may be plain text: some contracts store the words alone."""
+        """A stored error, masked. It may be plain text: some contracts store the message alone."""
         if len(raw) > _RAW_MAX:
             return to_json(MASK)
         try:
@@ -183,9 +182,9 @@ class Redaction:
         return self.raw(raw)
 
     def masked(self, value: Any, deep: int = _DEEP) -> Any:
-        """The value with secrets masked, at any depth; the original stays as it is.
+        """A copy of the value with secrets masked, at any depth.
 
-        `deep` is how many more encodings (JSON or parameters within a string) are looked into.
+        `deep` is how many more encodings (JSON or parameters within a string) are decoded.
         """
         if isinstance(value, str):
             return self.text(value, deep)
@@ -241,7 +240,7 @@ class Redaction:
                 masked = self.masked(inner, deep - 1) if deep else MASK
                 if masked != inner:
                     return to_json(masked).decode() if deep else MASK
-        plain = without_unseen(text)
+        plain = without_invisible(text)
         if "\\u00" in plain:
             plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), plain)
         masked = self._plain(plain, deep)
@@ -276,7 +275,7 @@ class Redaction:
             return f"{mark}{name}={MASK}"
         if "%" in value:
             plain = unquote_plus(unquote_plus(value))
-            # What is encoded more often than twice is not followed.
+            # Values that are encoded more than twice are masked.
             if not deep or _ENCODED.search(plain) or self.text(plain, deep - 1) != plain:
                 return f"{mark}{name}={MASK}"
         return found[0]
@@ -291,7 +290,7 @@ class Redaction:
         )
 
     def _assigned(self, text: str, expression: re.Pattern[str], end: _End | None = None) -> str:
-        """The text without the values that follow secret names as the expression says."""
+        """The text with a mask for each value whose secret name the expression finds."""
         parts, at = [], 0
         while found := expression.search(text, at):
             parts.append(text[at : found.end()])
@@ -303,12 +302,12 @@ class Redaction:
         return "".join((*parts, text[at:]))
 
     def restored(self, edited: Any, original: Any) -> Any:
-        """An edited value in which everything that was masked and left alone is itself again."""
+        """An edited value in which every mask that was not edited is the original value again."""
         if edited == self.masked(original):
             return original
         if isinstance(edited, dict):
             known = original if isinstance(original, dict) else {}
-            # A secret name masks its value again; others are masked for what is beside them.
+            # A value with a harmless name may be masked because of its siblings.
             shown = self.masked(known)
             kept = edited.keys() == shown.keys() and all(
                 inner in (MASK, shown[key]) for key, inner in edited.items()
@@ -334,30 +333,30 @@ class Redaction:
 
 
 def _hidden(value: Any) -> Any:
-    """The mask, except for what says only that there is no secret, or whether there is one."""
+    """The mask; None, "" and booleans are no secrets and stay."""
     return value if value is None or value == "" or isinstance(value, bool) else MASK
 
 
 def size_of(job: JobRecord) -> int:
-    """How much of a job there is to mask; `extra` is counted as far as it is text."""
+    """How many characters of a job are to be masked; of `extra` only the texts count."""
     contents = (job.payload, job.result, job.error, job.progress, *job.extra.values())
-    return sum(_walked(each) for each in contents if isinstance(each, bytes | str))
+    return sum(_searched_chars(each) for each in contents if isinstance(each, bytes | str))
 
 
-def _walked(raw: bytes | str) -> int:
-    """How much of it is looked at: nothing of what is masked whole."""
+def _searched_chars(raw: bytes | str) -> int:
+    """How many characters are searched: none of a value that is masked whole."""
     return len(raw) if len(raw) <= _RAW_MAX else 0
 
 
 def without_contents(job: JobRecord) -> JobRecord:
-    """A job as lists show it, of which only the error is to be masked."""
+    """A job as lists show it: without contents, so that only its error is to be masked."""
     return msgspec.structs.replace(job, payload=b"", result=b"", progress=b"", extra={})
 
 
 def _without_login(rest: str) -> str:
-    """What follows `://`, without a password; a user alone may be a token, and is masked too."""
+    """The part after `://` without a password; a user without one may be a token and is masked."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    # A password may hold an unescaped slash: then the last @ is in what looks like the path.
+    # A password may contain an unescaped slash: then the last @ is in what looks like the path.
     whole = rest if ":" in authority else authority
     login, at, host = whole.rpartition("@")
     user, colon, _ = login.partition(":")
@@ -421,22 +420,22 @@ _SHORT = 4
 _NAME_CHARS = 128
 _NAME_CHARS_MAX = 1_024
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Characters that are not seen (format characters and variation selectors), and letters of other
-# scripts that look like those of ASCII.
-_UNSEEN = re.compile(
+# Invisible characters (format characters and variation selectors), and letters of other scripts
+# that look like ASCII letters.
+_INVISIBLE = re.compile(
     "[\u00ad\u034f\u0600-\u0605\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e01ef]"
 )
-_FOREIGN = (
+_NOT_ASCII = (
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u04bb\u043a\u0442\u0432"
     "\u03b1\u03bf\u03c1\u03ba\u03b9"
 )
 _ASCII = "aeopcyxijsdhktbaopki"
-_LOOKALIKES = str.maketrans(_FOREIGN + _FOREIGN.upper(), _ASCII + _ASCII.upper())
+_LOOKALIKES = str.maketrans(_NOT_ASCII + _NOT_ASCII.upper(), _ASCII + _ASCII.upper())
 
 
 class SecretNames:
-    """The usual names and `more`; `-name` leaves a usual one out."""
+    """The usual secret names and `more`; `-name` removes a usual one."""
 
     def __init__(self, more: Iterable[str] = ()) -> None:
         given = list(more)
@@ -449,7 +448,7 @@ class SecretNames:
         self._known = lru_cache(maxsize=4096)(self._is_secret)
 
     def match(self, name: str) -> bool:
-        """Whether the value of this name is masked; that of a very long one is, unread."""
+        """Whether the value of this name is masked; a very long name counts as secret."""
         if len(name) > _NAME_CHARS_MAX:
             return True
         return self._known(name) if len(name) <= _NAME_CHARS else self._is_secret(name)
@@ -466,23 +465,23 @@ class SecretNames:
             return False
         if word.endswith("pass"):
             return "pass" not in self._dropped and not word.endswith(_NO_PASS)
-        # In plain text `missing key: x` is a message.
+        # `missing key: x` in plain text is a message.
         is_key = len(parts) > 1 and parts[-1] == "key" and " " not in name
         return is_key and parts[-2] not in _NO_KEY and "key" not in self._dropped
 
 
 def written(text: str) -> str:
-    """A name as it is read: its parts in ASCII as far as possible, and not encoded for a URL."""
+    """A name decoded from URL encoding, with ASCII letters for those that look alike."""
     if "%" in text:
         text = unquote_plus(unquote_plus(text))
     if text.isascii():
         return text
-    return without_unseen(unicodedata.normalize("NFKC", text)).translate(_LOOKALIKES)
+    return without_invisible(unicodedata.normalize("NFKC", text)).translate(_LOOKALIKES)
 
 
-def without_unseen(text: str) -> str:
-    """The text without characters that are not seen."""
-    return text if text.isascii() else _UNSEEN.sub("", text)
+def without_invisible(text: str) -> str:
+    """The text without invisible characters."""
+    return text if text.isascii() else _INVISIBLE.sub("", text)
 
 
 def flat(text: str) -> str:

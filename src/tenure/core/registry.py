@@ -1,15 +1,18 @@
-"""A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`.
+"""Contracts and queue URLs.
 
-The word before the first `+` (or before `://`) names the contract, the rest is the store's address.
-A contract is found by its folder under `tenure.contracts`, or by an entry point of the group
-`tenure.contracts` for one that lives elsewhere; nothing is registered anywhere else.
+A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`. The word before the first `+` (or
+before `://`) names the contract, the rest is the store's address. A contract is a folder under
+`tenure.contracts` whose `CONTRACT` describes it, or an entry point of the group `tenure.contracts`
+that names a `Contract`. Nothing is registered anywhere else.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -18,6 +21,10 @@ from tenure.core.errors import UnknownContract, UsageError
 from tenure.core.journal import JournalFormat
 from tenure.core.lease import WorkerId
 from tenure.core.seam import Journal, Ledger, Queue
+from tenure.core.state import Kind, Machine
+
+if TYPE_CHECKING:
+    from tenure.core.endpoint import Endpoint
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -35,7 +42,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
     text: str
 
     def read(self, options: type[Options]) -> tuple[Options, str]:
-        """The contract's options, typed, and the store URL with the parameters it left over."""
+        """The contract's options, typed, and the store's URL with the other parameters."""
         fields = msgspec.structs.fields(options)
         known = {field.encode_name for field in fields}
         mine = {key: value for key, value in self.options.items() if key in known}
@@ -71,7 +78,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the queue is called: its contract, and what tells it from others of the same.
+        """The name of the queue: its contract, and the option that names it, if any.
 
         >>> parse_url("bullmq+redis://h/0?queue=mail").name, parse_url("memory://a").name
         ('bullmq:mail', 'memory')
@@ -89,7 +96,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
 
 
 def _masked(url: str) -> str:
-    """A URL without passwords: its own, and those in its options, one of which may be a URL."""
+    """A URL without passwords, also in its options, which may hold a URL."""
     address, mark, query = url.partition("?")
     before, at, host = address.rpartition("@")
     scheme, _, login = before.partition("://")
@@ -109,7 +116,7 @@ def _masked_option(option: str) -> str:
 
 
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
-    """Refuse options whose numbers are less than these."""
+    """Raise `UsageError` for an option below its lowest value."""
     for name, lowest in least.items():
         value = getattr(options, name)
         if value < lowest:
@@ -117,7 +124,7 @@ def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
 
 
 def parse_url(text: str) -> QueueUrl:
-    """Split a queue URL; raises `UsageError` with an example when it is none."""
+    """Split a queue URL; raises `UsageError` for anything else."""
     scheme, separator, _ = text.partition("://")
     if not separator or not scheme:
         raise UsageError(
@@ -137,6 +144,86 @@ def parse_url(text: str) -> QueueUrl:
     return QueueUrl(contract, store, dict(parse_qsl(parts.query)), text)
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """What one check of `tenure doctor` found: `problem` will hurt, `note` may; `remedy` helps."""
+
+    level: Literal["ok", "note", "problem"]
+    check: str
+    detail: str
+    remedy: str = ""
+
+
+def make_finding(
+    check: str,
+    detail: str,
+    *,
+    bad: bool,
+    remedy: str,
+    level: Literal["note", "problem"] = "problem",
+) -> Finding:
+    """A finding of `level` with its remedy if it is bad, else ok."""
+    return Finding(level, check, detail, remedy) if bad else Finding("ok", check, detail)
+
+
+def paused_finding(paused: bool, remedy: str) -> Finding:
+    """Whether a queue hands out jobs."""
+    detail = "paused" if paused else "handing out jobs"
+    return make_finding("pause", detail, bad=paused, level="note", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """All that the rest of the product knows about a contract: its folder declares one.
+
+    Loading a descriptor must be cheap, so its functions import what they need when called.
+
+    machine          its states and steps
+    open_*           the three sides of the seam behind a URL; they connect on first use
+    read_options     the typed options of a URL, and the store's URL without them
+    journal_format   how the journal is written, for readers in bulk; None: only through the seam
+    parts            what only some contracts have, by name: see `open_part`
+    routes           its HTTP endpoints: `(submits, ledger, queue, *, ttl_s, redaction, **options)`
+    samples          the sample queues of `tenure up`, as `tenure.samples.SampleFlow`s
+    doctor           checks of `tenure doctor` beyond those of the store: `(url, connection)`
+    example_url      a URL of its own, to show
+    submit_example   title and template of a submit with the contract's own client, for people
+    kinds            kinds of states and job events that are not states of `machine`
+    lost_max_option  the URL option that limits how often a lease may be lost
+    named_by_host    workers are known to it by the name of their host alone
+    foreign_writers  programs that write no journal may work on its queues
+    is_fifo          what was submitted first is claimed first
+    is_timed         a position in the journal holds the store's own time
+    submit_options   which of `priority`, `group`, `ttl_s` and `unique` its jobs can have
+    unique_option    its own job options for `unique`
+    """
+
+    machine: Machine
+    open_queue: Callable[[QueueUrl, str], Queue]
+    open_ledger: Callable[[QueueUrl], Ledger]
+    open_journal: Callable[[QueueUrl], Journal]
+    read_options: Callable[[QueueUrl], tuple[Any, str]]
+    example_url: str
+    journal_format: Callable[[QueueUrl], JournalFormat] | None = None
+    parts: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    routes: Callable[..., list[Endpoint]] | None = None
+    samples: Callable[[], Sequence[Any]] | None = None
+    doctor: Callable[[QueueUrl, Any], Awaitable[list[Finding]]] | None = None
+    submit_example: tuple[str, str] | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    lost_max_option: str = ""
+    named_by_host: bool = False
+    foreign_writers: bool = False
+    is_fifo: bool = False
+    is_timed: bool = False
+    submit_options: frozenset[str] = frozenset()
+    unique_option: Callable[[str], dict[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The word before `+` in its URLs."""
+        return self.machine.contract
+
+
 def contract_names() -> list[str]:
     """The contracts that can be opened here."""
     from importlib.metadata import entry_points  # slow to import, and rarely needed
@@ -146,35 +233,76 @@ def contract_names() -> list[str]:
     return sorted({*folders, *(point.name for point in entry_points(group=_GROUP))})
 
 
+def contracts() -> dict[str, Contract]:
+    """The descriptors of all contracts that can be opened here, by name."""
+    found = {name: find_contract(name) for name in contract_names()}
+    return {name: contract for name, contract in found.items() if contract is not None}
+
+
+def machines() -> dict[str, Machine]:
+    """The state machines of all contracts, by name."""
+    return {name: contract.machine for name, contract in contracts().items()}
+
+
+def find_contract(name: str) -> Contract | None:
+    """The descriptor of a contract, None if there is none of this name."""
+    if name.isidentifier() and importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
+        found: Contract = importlib.import_module(f"{_GROUP}.{name}").CONTRACT
+        return found
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=_GROUP, name=name):
+        named: Contract = point.load()
+        return named
+    return None
+
+
+def contract_of(url: str | QueueUrl) -> Contract:
+    """The descriptor of the contract that a URL names."""
+    parsed = parse_url(url) if isinstance(url, str) else url
+    found = find_contract(parsed.contract)
+    if found is None:
+        name, known = parsed.contract, contract_names()
+        import difflib
+
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        raise UnknownContract(
+            f"queue URL {parsed.safe}: there is no contract {name!r}{hint} "
+            f"(there are: {', '.join(known)})"
+        )
+    return found
+
+
 def open_queue(url: str, *, worker_id: str = "") -> Queue:
     """The queue behind a URL. It connects on first use; `worker_id` names the claimer."""
     parsed = parse_url(url)
-    contract = _contract(parsed)
+    contract = contract_of(parsed)
     if isinstance(worker_id, WorkerId):
-        by_host = getattr(contract, "NAMED_BY_HOST", False)
-        worker_id = worker_id.name if by_host else str(worker_id)
-    return cast("Queue", contract.open_queue(parsed, worker_id=worker_id))
+        worker_id = worker_id.name if contract.named_by_host else str(worker_id)
+    return contract.open_queue(parsed, worker_id)
 
 
 def open_ledger(url: str) -> Ledger:
     """The reading and steering side of the queue behind a URL."""
     parsed = parse_url(url)
-    return cast("Ledger", _contract(parsed).open_ledger(parsed))
+    return contract_of(parsed).open_ledger(parsed)
 
 
 def open_journal(url: str) -> Journal:
     """The history of the queue behind a URL."""
     parsed = parse_url(url)
-    return cast("Journal", _contract(parsed).open_journal(parsed))
+    return contract_of(parsed).open_journal(parsed)
 
 
 def open_part(url: str, part: str, **given: Any) -> Any:
-    """What only some contracts have: `box`, `credentials`, `endpoint_secrets`, `outbox`.
+    """A part that only some contracts have, by its name in `Contract.parts`.
 
-    `given` is for the part.
+    There are `database`, `box`, `outbox`, `credentials`, `endpoint_secrets` and `news`, which names
+    the jobs that changed where the journal does not name all of them. `given` is for the part.
     """
     parsed = parse_url(url)
-    opener = getattr(_contract(parsed), f"open_{part}", None)
+    opener = contract_of(parsed).parts.get(part)
     if opener is None:
         raise UsageError(
             f"queue URL {parsed.safe}: the contract {parsed.contract!r} keeps no "
@@ -186,29 +314,11 @@ def open_part(url: str, part: str, **given: Any) -> Any:
 
 def has_part(url: str, part: str) -> bool:
     """Whether the contract of this URL has such a part."""
-    return hasattr(_contract(parse_url(url)), f"open_{part}")
+    return part in contract_of(url).parts
 
 
 def journal_format(url: str) -> JournalFormat | None:
     """How the journal behind a URL is written, for readers in bulk; None if not declared."""
     parsed = parse_url(url)
-    declare = getattr(_contract(parsed), "journal_format", None)
-    return cast("JournalFormat", declare(parsed)) if declare else None
-
-
-def _contract(url: QueueUrl) -> Any:
-    name = url.contract
-    if name.isidentifier() and importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
-        return importlib.import_module(f"{_GROUP}.{name}")
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=_GROUP, name=name):
-        return point.load()
-    import difflib
-
-    known = contract_names()
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    raise UnknownContract(
-        f"queue URL {url.safe}: there is no contract {name!r}{hint} (there are: {', '.join(known)})"
-    )
+    declare = contract_of(parsed).journal_format
+    return declare(parsed) if declare else None

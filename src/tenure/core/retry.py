@@ -1,6 +1,6 @@
 """When a failed attempt runs again: policies as data, and `judge`, the one place that decides.
 
-Pure: randomness comes in as a number between 0 and 1, so that a test can pin it.
+All functions are pure. Randomness is an argument between 0 and 1.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from tenure.core.outcome import (
 Jitter = Literal["none", "equal", "full"]
 
 _MESSAGE_CHARS_MAX = 2_000
-# Beyond this exponent every delay is at its cap; without the limit 2**attempt grows without end.
+# Beyond this exponent every delay is at its cap; 2**attempt would overflow.
 _EXPONENT_MAX = 32
+_RETRY_AFTER_MS_MAX = 3_600_000
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,7 @@ def delay_ms(policy: RetryPolicy, attempt: int, chance: float) -> int:
 
 
 def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
-    """What is kept of an exception, cut to a bounded size."""
+    """An exception as a failure of bounded size."""
     code = getattr(error, "code", None)
     return _failure(
         code if isinstance(code, str) and code else type(error).__name__,
@@ -116,12 +117,12 @@ def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # an error that cannot even be shown must not hide itself
+    except Exception as broken:  # str() of an error may fail itself
         return f"its text cannot be read: {type(broken).__name__}"
 
 
 def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Failure:
-    """A failure that can be written as UTF-8; its message says so where characters went."""
+    """A failure that can be written as UTF-8; its message says if characters were replaced."""
     said = whole_text(message[:_MESSAGE_CHARS_MAX])
     if said != message[:_MESSAGE_CHARS_MAX]:
         said += f" ({REPLACED})"
@@ -133,12 +134,12 @@ def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Fa
 def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float) -> Outcome:
     """Turn a failed attempt into the outcome to ask the store for.
 
-    Without a task policy the job's own options in the store decide (`fail`), because that is what
-    the producer of a BullMQ or OmniQ job expects.
+    Without a policy of the task, the job's own options in the store decide (`fail`): that is what
+    the producer of the job expects.
     """
     match error:
         case LeaseLost():
-            raise error  # nothing may be written any more, so there is no outcome
+            raise error  # nothing may be written after a lost lease, so there is no outcome
         case Cancel():
             return Outcome(lease, "cancel", failure=_plain(error))
         case Snooze():
@@ -156,7 +157,7 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
 
 
 def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
-    """A signal is a decision, not an accident: keep its words and its cause, not its stack."""
+    """The failure of a signal: without a stack, or that of its cause if it has one."""
     if signal.__cause__ is not None:
         return failure_of(signal.__cause__, retryable=retryable)
     name = signal.code or type(signal).__name__
@@ -169,7 +170,7 @@ def _retry(
     wait_ms = (
         after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)
     )
-    # Neither the job nor the task says how often: then, as for any failure, one attempt it is.
+    # If neither the job nor the task sets a limit, there is one attempt, as for any failure.
     limit = max(lease.max_attempts, policy.max_attempts if policy else 1)
     kind: OutcomeKind = "bury" if lease.attempt >= limit else "retry"
     return Outcome(lease, kind, failure=_plain(error), delay_ms=wait_ms)
@@ -188,9 +189,29 @@ def _by_policy(
 
 
 def _policy_for(policy: RetryPolicy, error: BaseException) -> RetryPolicy | None:
-    """The nearest class of the error's ancestry that the policy names, else the policy itself."""
+    """The policy that `by_error` has for the nearest base class of the error, else `policy`."""
     for cls in type(error).__mro__:
         for name in (f"{cls.__module__}.{cls.__qualname__}", cls.__name__):
             if name in policy.by_error:
                 return policy.by_error[name]
     return policy
+
+
+def retry_after_ms(value: str, now_s: float) -> int:
+    """Milliseconds by a Retry-After header (a number or a date); 0 without a usable one.
+
+    >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
+    (7000, 20000)
+    >>> retry_after_ms("soon", 0), retry_after_ms("999999", 0), retry_after_ms("nan", 0)
+    (0, 3600000, 0)
+    """
+    import email.utils  # not above: few processes need it, and it is slow to load
+
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return 0
+    return round(min(seconds * 1000, _RETRY_AFTER_MS_MAX)) if seconds > 0 else 0

@@ -1,16 +1,17 @@
-"""The seam between the one worker and every queue: seven methods, batches first.
+"""The interface between the rest of the product and every contract: queue, ledger and journal.
 
-Every call is one round trip or one transaction for the whole batch. Answers are per item and in
-the order of the request; one bad item never harms its neighbours. Calls raise only `StoreError`
-(the whole batch is unknown; every call may be sent again) or `UsageError`.
+A queue has seven methods. Each takes a batch, and each call is one round trip or one transaction.
+Answers are per item, in the order of the request; a bad item never affects the others. Calls raise
+only `StoreError` (the fate of the whole batch is unknown, and it may be sent again) or
+`UsageError`. What only some contracts have is declared in `features`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,8 +32,53 @@ class Upkeep(msgspec.Struct, frozen=True):
     trimmed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A record that could not be read and was set aside."""
+
+    job_id: str
+    reason: str
+
+
+class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue has beyond the seven methods. Functions are None where it has no such feature.
+
+    lease_ms          how long its leases last; 0 where only a lease can tell
+    claim_max         the most leases that one claim returns; fewer mean that the queue is empty
+    slots_max         the most jobs that a worker may run at once; 0: no limit
+    settles_at_once   how many settles the store works on side by side
+    replaces_payload  a handler can replace its job's payload
+    holds_nul         text may contain NUL
+    take_quarantined  the records that were set aside as unreadable since the last call
+    children          what the children of a job left; jobs can wait for children
+    custom_backoff    the name of a backoff that the queue does not know, and the attempts made
+    job_options       the options that a job was added with, in the contract's own words
+    start, drain      called by a gateway: begin background tasks; answer calls that wait for a job
+    """
+
+    lease_ms: int = 0
+    claim_max: int = 0
+    slots_max: int = 0
+    settles_at_once: int = 1
+    replaces_payload: bool = False
+    holds_nul: bool = True
+    take_quarantined: Callable[[], list[Quarantined]] | None = None
+    children: Callable[[str], Coroutine[Any, Any, Any]] | None = None
+    custom_backoff: Callable[[Lease], tuple[str, int] | None] | None = None
+    job_options: Callable[[Lease], dict[str, Any]] | None = None
+    start: Callable[[], None] | None = None
+    drain: Callable[[], None] | None = None
+
+
 class Queue(Protocol):
     """What a worker needs of a contract. An instance belongs to one event loop."""
+
+    slots: int
+    """How many jobs its worker runs at once; upkeep tells the store. 0: unknown."""
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What this queue has beyond the seven methods; the same for its whole life."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs so that each is claimable, or say why not. Resending the same ids is safe."""
@@ -40,26 +86,26 @@ class Queue(Protocol):
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         """Take up to `limit` leases, waiting at most `wait_ms` for the first; [] if none or paused.
 
-        After a lost answer the next claim of the same instance returns what the lost one took.
+        If the answer was lost, the next claim of this instance returns the leases of the lost one.
         """
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive. Cheap enough for once a second; writes only when it is time to.
+        """Extend leases. It may be called every second and writes only when it is time to.
 
         The answer carries the new `lease_until_ms`, and whether a cancel was requested.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Publish news of running attempts; None where it was written."""
+        """Publish reports of running attempts; None for each that was written."""
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases. Resending an accepted outcome gives the same verdict again."""
 
     async def upkeep(self) -> Upkeep:
-        """Promote what is due, take back what ran out, trim what is old; safe from every worker."""
+        """Promote due jobs, take back expired leases, trim old data; every worker may call it."""
 
     async def close(self) -> None:
-        """Let go of connections; leases that are still held run out by themselves."""
+        """Close the connections; leases that are still held expire."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -70,9 +116,9 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A ledger ends a page, though it is not full, when what it read for it carries so much."""
+"""A ledger ends a page early when its jobs or events carry so many bytes."""
 READ_STEP = 25
-"""So many whole jobs or events are read in one go: what each carries is known afterwards."""
+"""How many whole jobs or events one call reads: their size is known only afterwards."""
 
 
 def weight(job: JobRecord) -> int:
@@ -81,7 +127,7 @@ def weight(job: JobRecord) -> int:
 
 
 def is_full(events: Sequence[JobEvent], limit: int) -> bool:
-    """Whether a page of events has reached `limit` or `PAGE_BYTES`, so that more may follow."""
+    """Whether a page of events reached `limit` or `PAGE_BYTES`, so that more may follow."""
     return len(events) >= limit or sum(len(event.data) for event in events) >= PAGE_BYTES
 
 
@@ -110,8 +156,55 @@ class Counts(msgspec.Struct, frozen=True):
     oldest_waiting_ms: int = 0
 
 
+class WorkerBeat(msgspec.Struct, frozen=True):
+    """A worker that is alive, as far as its store can tell. `slots` 0 means it does not say."""
+
+    worker_id: str
+    last_ms: int
+    slots: int = 0
+
+
+class EventWaiter(Protocol):
+    """Waits for the events of many jobs at once."""
+
+    async def wait_changes(
+        self, cursors: Mapping[str, str], *, wait_ms: int
+    ) -> dict[str, list[JobEvent]]:
+        """The new events of many jobs, each after its cursor; waits for the first."""
+
+    async def interrupt(self) -> None:
+        """Make `wait_changes` return now."""
+
+    async def has_foreign_workers(self) -> bool:
+        """Whether workers that write no journal take jobs from the queue."""
+
+
+ReadChanges: TypeAlias = Callable[
+    [Mapping[str, str]], Coroutine[Any, Any, dict[str, list[JobEvent]]]
+]
+
+
+class LedgerFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ledger has beyond the seam. Functions are None where it has no such feature.
+
+    is_outbox   its jobs are events to be delivered
+    unfinished  how many jobs of a requester have not ended, counted up to a limit
+    changes     the new events of many jobs, each after its own cursor, without waiting
+    waiter      waits for such events
+    """
+
+    is_outbox: bool = False
+    unfinished: Callable[[str, int], Awaitable[int]] | None = None
+    changes: ReadChanges | None = None
+    waiter: EventWaiter | None = None
+
+
 class Ledger(Protocol):
     """What gateway, dashboard and command line need of a contract."""
+
+    @property
+    def features(self) -> LedgerFeatures:
+        """What this ledger has beyond the seam."""
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None if there is none (any more)."""
@@ -122,11 +215,14 @@ class Ledger(Protocol):
     async def counts(self) -> Counts:
         """Depths and totals of this queue."""
 
+    async def workers(self) -> list[WorkerBeat]:
+        """The workers that are alive, also those that have nothing to do."""
+
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
         """Events of one job after a cursor ("" for all), oldest first, until the page `is_full`."""
 
     async def pause(self) -> None:
-        """Stop handing out leases; what runs goes on."""
+        """Stop handing out leases; running jobs go on."""
 
     async def resume(self) -> None:
         """Hand out leases again."""
@@ -140,66 +236,11 @@ class Ledger(Protocol):
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         """Delete jobs that are not running; per id "ok" or why not."""
 
-    async def close(self) -> None:
-        """Let go of connections."""
-
-
-class WorkerBeat(msgspec.Struct, frozen=True):
-    """A worker that is alive, as far as its store can tell. `slots` 0 means it does not say."""
-
-    worker_id: str
-    last_ms: int
-    slots: int = 0
-
-
-@runtime_checkable
-class Staffed(Protocol):
-    """A ledger that also knows the workers, those included that have nothing to do."""
-
-    async def workers(self) -> list[WorkerBeat]:
-        """The workers that are alive."""
-
-
-@runtime_checkable
-class Staffing(Protocol):
-    """A queue that tells its store, with every upkeep, how many jobs its worker runs at once."""
-
-    slots: int
-
-
-@runtime_checkable
-class Probed(Protocol):
-    """A ledger that can find out whether its store takes writes, as a replica does not."""
-
     async def probe(self) -> None:
         """Write something that changes nothing; raises `StoreError` where that is refused."""
 
-
-class Features(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue has beyond the seam. It declares a feature by an attribute of that name.
-
-    lease_ms         how long its leases last; 0 where only a lease can tell
-    claim_max        the most leases that one claim returns; fewer mean that the queue is empty
-    slots_max        the most jobs that a worker may run at once; 0: no limit
-    settles_at_once  how many settles the store works on side by side
-    has_children     jobs can wait for children, and `children(job_id)` returns what those left
-    has_data         a handler can replace its job's payload
-    holds_nul        text may contain NUL
-    """
-
-    lease_ms: int = 0
-    claim_max: int = 0
-    slots_max: int = 0
-    settles_at_once: int = 1
-    has_children: bool = False
-    has_data: bool = False
-    holds_nul: bool = True
-
-
-def features(queue: Queue) -> Features:
-    """What this queue declares, the defaults for the rest."""
-    names = Features.__struct_fields__
-    return Features(**{name: getattr(queue, name) for name in names if hasattr(queue, name)})
+    async def close(self) -> None:
+        """Close the connections."""
 
 
 class Journal(Protocol):
@@ -212,23 +253,7 @@ class Journal(Protocol):
         """Like `read`, but waits for the first event."""
 
     async def last(self) -> str:
-        """A position that no event before it can still be added to: everything later is new."""
+        """A position such that no event at or before it can still be added."""
 
     async def close(self) -> None:
-        """Let go of connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A record that could not be read and was set aside."""
-
-    job_id: str
-    reason: str
-
-
-@runtime_checkable
-class Quarantining(Protocol):
-    """A queue that sets unreadable records aside instead of handing them out."""
-
-    def take_quarantined(self) -> list[Quarantined]:
-        """What was set aside since the last call."""
+        """Close the connections."""

@@ -1,22 +1,29 @@
-"""The state machine of every contract, as data.
+"""State machines as data. Each contract declares its own in its folder.
 
-The rule: everything that decides whether a job may go from one state to another lives in these
-tables. A step that is not in the table is an `InvalidTransition`; the property tests and the
-diagrams in the documentation are made from the same tables. A step out of a `final` state exists
-only where an operator may send a finished job back, and is listed under `reopen`.
+The table alone decides whether a job may go from one state to another. A step that is not in the
+table raises `InvalidTransition`. The property tests and the diagrams in the documentation are made
+from the same tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from tenure.core.errors import InvalidTransition
 
+Kind = Literal["waiting", "running", "done", "failed", "cancelled"]
+"""What the states of all contracts have in common."""
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The states and steps of one contract, in that contract's words; `final` has success first."""
+    """The states and steps of one contract, in that contract's words.
+
+    A job waits in an `initial` state. `final` begins with success. A step out of a `final` state
+    exists only where an operator may send a finished job back, and is listed under `reopen`.
+    """
 
     contract: str
     initial: tuple[str, ...]
@@ -24,12 +31,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     final: tuple[str, ...]
     steps: Mapping[str, tuple[str, ...]]
     reopen: Mapping[str, tuple[str, ...]] = {}
+    cancelled: tuple[str, ...] = ()
+    """Final states of jobs that ended on request."""
     walks: tuple[tuple[str, ...], ...] = ()
     """Several steps of the table that one write may make at once, each from first to last state."""
     overtake_ms: int = 0
-    """By how much claims that run at the same time may overtake each other; 0: they never do.
+    """By how much one claim may overtake another that runs at the same time; 0: never.
 
-    One that dies under way, with its worker or its server, gives back what it had locked."""
+    A claim that dies with its worker or its server gives back the jobs that it had locked."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -37,8 +46,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         named = [*self.steps, *(to for targets in self.steps.values() for to in targets)]
         return tuple(dict.fromkeys([*named, *self.final]))
 
+    def kind(self, state: str) -> Kind:
+        """The common kind of a state of this table."""
+        if state in self.initial:
+            return "waiting"
+        if state in self.running:
+            return "running"
+        if state == self.final[0]:
+            return "done"
+        return "cancelled" if state in self.cancelled else "failed"
+
     def allows(self, from_state: str, to_state: str, *, reopening: bool = False) -> bool:
-        """Whether the table has this step; reopening a finished job is asked for by name."""
+        """Whether the table has this step; `reopening` looks in `reopen` instead of `steps`."""
         table = self.reopen if reopening else self.steps
         return to_state in table.get(from_state, ())
 
@@ -59,113 +78,3 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             f"from there it can go to {possible}",
             contract=self.contract,
         )
-
-
-MEMORY = Machine(
-    contract="memory",
-    initial=("waiting",),
-    running=("running",),
-    final=("done", "failed", "cancelled"),
-    steps={
-        "waiting": ("running", "failed", "cancelled"),
-        "running": ("waiting", "done", "failed", "cancelled"),
-    },
-    reopen={"done": ("waiting",), "failed": ("waiting",), "cancelled": ("waiting",)},
-)
-
-STREAMS = Machine(
-    contract="streams",
-    initial=("queued",),
-    running=("running",),
-    final=("done", "error", "canceled"),
-    steps={
-        "queued": ("running", "error", "canceled"),
-        "running": ("queued", "done", "error", "canceled"),
-    },
-    reopen={"done": ("queued",), "error": ("queued",), "canceled": ("queued",)},
-)
-
-BULLMQ = Machine(
-    contract="bullmq",
-    initial=("waiting", "prioritized", "delayed", "waiting-children"),
-    running=("active",),
-    final=("completed", "failed"),
-    steps={
-        "waiting": ("active", "delayed", "prioritized", "failed"),
-        "prioritized": ("active", "delayed", "waiting", "failed"),
-        "delayed": ("waiting", "prioritized", "active", "failed"),
-        "waiting-children": ("waiting", "prioritized", "delayed", "failed"),
-        "active": (
-            "completed",
-            "failed",
-            "waiting",
-            "prioritized",
-            "delayed",
-            "waiting-children",
-        ),
-    },
-    reopen={"completed": ("waiting", "prioritized"), "failed": ("waiting", "prioritized")},
-)
-
-OMNIQ = Machine(
-    contract="omniq",
-    initial=("wait", "delayed"),
-    running=("active",),
-    final=("completed", "failed"),
-    steps={
-        "wait": ("active", "failed"),
-        "delayed": ("wait", "active", "failed"),
-        "active": ("completed", "failed", "delayed", "wait"),
-    },
-    reopen={"failed": ("wait",)},
-)
-
-# What failed rests in FAILED until it is decided; what is cancelled or expires while it waits goes
-# there through RUNNING.
-PLANE = Machine(
-    contract="plane",
-    initial=("QUEUED",),
-    running=("RUNNING",),
-    final=("SUCCEEDED", "DLQ"),
-    steps={
-        "QUEUED": ("RUNNING", "DLQ"),
-        "RUNNING": ("SUCCEEDED", "FAILED", "DLQ", "QUEUED"),
-        "FAILED": ("QUEUED", "DLQ"),
-    },
-    reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
-    walks=(("QUEUED", "RUNNING", "FAILED"),),
-    overtake_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
-)
-
-# `failed` rests: it leads to queued while attempts are left, to dead_letter when none is. A handler
-# that names no stages walks through them; what is cancelled or expires while it waits reaches
-# `failed` through `claimed`. Reopening begins the job anew, with a new row.
-INBOX = Machine(
-    contract="inbox",
-    initial=("queued",),
-    running=("claimed", "fetching", "processing", "uploading"),
-    final=("succeeded", "dead_letter"),
-    steps={
-        "queued": ("claimed",),
-        "claimed": ("fetching", "queued", "failed"),
-        "fetching": ("processing", "queued", "failed"),
-        "processing": ("uploading", "queued", "failed"),
-        "uploading": ("succeeded", "queued", "failed"),
-        "failed": ("queued", "dead_letter"),
-    },
-    reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
-    overtake_ms=10_000,
-    walks=(
-        ("claimed", "fetching", "processing"),
-        ("claimed", "fetching", "processing", "uploading"),
-        ("fetching", "processing", "uploading"),
-        ("claimed", "fetching", "processing", "uploading", "succeeded"),
-        ("fetching", "processing", "uploading", "succeeded"),
-        ("processing", "uploading", "succeeded"),
-        ("queued", "claimed", "failed"),
-    ),
-)
-
-MACHINES: Mapping[str, Machine] = {
-    machine.contract: machine for machine in (MEMORY, STREAMS, BULLMQ, OMNIQ, PLANE, INBOX)
-}

@@ -1,7 +1,6 @@
-"""What a transcode asks for: the same types at the gateway's door and in the worker.
+"""The request for a transcode: types that the gateway and the worker share.
 
-What they allow is what a worker can do, so a request that passes them fails for no reason that was
-known when it was sent.
+They allow only what a worker can do, so that a wrong request is refused when it is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ URL_CHARS_MAX = 4_096
 
 FormatName = Literal["mp4", "webm", "m4a", "mp3", "ogg", "wav", "jpg"]
 Url = Annotated[str, Meta(max_length=URL_CHARS_MAX)]
-# Python's `$` alone lets a line feed follow; the clients that read the schema know no `\Z`.
+# In Python `$` also matches before a final line feed; clients that read the schema have no `\Z`.
 _Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{0,63}$(?!\n)")]
 _Secret = Annotated[str, Meta(max_length=8_192)]
 FileName = Annotated[
@@ -29,7 +28,7 @@ FileName = Annotated[
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where something lies: `s3://bucket/key`, `gs://`, `az://container/key`, `https://`, `file://`.
+    """The place of a file: `s3://bucket/key`, `gs://`, `az://container/key`, `https://`, `file://`.
 
     `endpoint`, `region` and `account` are routing and no secrets. `url` may be empty where the
     credentials bring a signed URL.
@@ -54,7 +53,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StorageKeys(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What one side of a transcode is reached with.
+    """The credentials for one side of a transcode.
 
     `access_key_id` and `secret_access_key` (with `session_token`) for s3://, `token` for gs://, one
     of `sas_token`, `access_key` and `token` for az://. `signed_url` takes the place of a source,

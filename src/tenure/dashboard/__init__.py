@@ -1,4 +1,4 @@
-"""What people see in a browser: pages and /api over any queues that have a ledger and a journal.
+"""The dashboard: pages and /api over all queues. It knows no contract.
 
-`app.py` puts it together and the gateway mounts it. Pages are rendered on the server with Jinja.
+`app` declares the routes, which the gateway mounts. Pages are rendered on the server with Jinja.
 """

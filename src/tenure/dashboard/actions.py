@@ -1,14 +1,13 @@
-"""What a person can do to jobs and queues, and the record of it in the audit log.
+"""Actions on jobs and queues, each with an entry in the audit log.
 
-An action on a whole search runs in the background in bounded batches. It shows its progress and can
-be stopped. The audit log has an entry for its begin and one for its end.
+A bulk action, on all jobs of a search, runs in the background in bounded batches. It shows its
+progress and can be stopped. The audit log has an entry for its begin and one for its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -16,19 +15,15 @@ from typing import Literal
 import msgspec
 import structlog
 
-from tenure.core.errors import (
-    Conflict,
-    InvalidJob,
-    NotFound,
-    QueueFull,
-    TenureError,
-    UsageError,
-)
+from tenure.core.endpoint import check_stored
+from tenure.core.errors import Conflict, NotFound, TenureError, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.seam import Ledger
 from tenure.dashboard.audit import IDS_MAX, AuditLog
+from tenure.dashboard.display import now_ms
+from tenure.dashboard.finder import COUNT_MAX, FoundJob, JobFinder
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, Finder, FoundJob, Search
+from tenure.dashboard.search import Search
 from tenure.dashboard.views import outbox_of
 
 _log = structlog.get_logger("tenure.dashboard")
@@ -37,13 +32,13 @@ Verb = Literal["retry", "cancel", "remove"]
 VERBS: tuple[Verb, ...] = ("retry", "cancel", "remove")
 _GOOD = ("ok", "requested")
 _BATCH = 200
-_REST_S = 0.01
+_PAUSE_S = 0.01
 _KEPT = 50
 _RUNNING_MAX = 4
 
 
 class Bulk(msgspec.Struct, kw_only=True):
-    """An action on many jobs. `total` was counted when it began; `answers` says what was met."""
+    """An action on many jobs. `total` was counted at its begin; `answers` counts the results."""
 
     id: str
     verb: Verb
@@ -68,9 +63,9 @@ class Bulk(msgspec.Struct, kw_only=True):
 
 
 class Actions:
-    """Acts on jobs and queues, with an entry in the audit log. One per dashboard."""
+    """Acts on jobs and queues and writes the audit log. One per dashboard."""
 
-    def __init__(self, queues: QueueRegistry, finder: Finder, audit: AuditLog) -> None:
+    def __init__(self, queues: QueueRegistry, finder: JobFinder, audit: AuditLog) -> None:
         self._queues = queues
         self._finder = finder
         self.audit = audit
@@ -101,21 +96,16 @@ class Actions:
         return answers
 
     async def submit(self, who: str, queue: str, job: NewJob, *, why: str = "submit") -> Submitted:
-        """Store a new job, or raise the reason why the queue refused it."""
+        """Store a new job; raises the reason if the queue refuses it."""
         async with self.audit.recorded(who, why, queue=queue, whose=[job.requester]) as entry:
             (submitted,) = await self._queues[queue].queue.submit([job])
             entry["outcome"] = submitted.reason or submitted.status
             entry["ids"] = [submitted.job_id] if submitted.accepted else []
-        if not submitted.accepted:
-            reason = submitted.reason or submitted.status
-            if submitted.status == "full":
-                raise QueueFull(reason, retry_after_ms=submitted.retry_after_ms)
-            kind = Conflict if submitted.status == "conflict" else InvalidJob
-            raise kind(f"the queue did not take the job: {reason}")
+        check_stored(submitted)
         return submitted
 
     async def begin(self, who: str, verb: Verb, search: Search) -> Bulk:
-        """Begin an action on all jobs of a search."""
+        """Start an action on all jobs of a search."""
         if sum(bulk.state == "running" for bulk in self._bulks.values()) >= _RUNNING_MAX:
             raise Conflict(f"{_RUNNING_MAX} actions on many jobs run already; stop one, or wait")
         await self.audit.check()
@@ -123,11 +113,11 @@ class Actions:
         bulk = Bulk(
             id=secrets.token_hex(6),
             verb=verb,
-            search=self._finder.redaction.text(search.text),  # anyone who may look reads it
+            search=self._finder.redaction.text(search.text),  # every observer can read it
             who=who or "local",
             total=count.jobs,
             exact=count.exact,
-            begun_ms=_now_ms(),
+            begun_ms=now_ms(),
         )
         await self.audit.record(
             who, f"{verb} all", jobs=count.jobs, search=bulk.search, outcome="begun"
@@ -137,13 +127,13 @@ class Actions:
         return bulk
 
     def bulk(self, bulk_id: str) -> Bulk:
-        """One such action."""
+        """One bulk action."""
         if bulk_id not in self._bulks:
             raise NotFound("there is no such action (any more)")
         return self._bulks[bulk_id]
 
     def bulks(self) -> list[Bulk]:
-        """The latest, newest first."""
+        """The latest bulk actions, newest first."""
         return list(reversed(self._bulks.values()))
 
     async def stop(self, who: str, bulk_id: str) -> Bulk:
@@ -157,7 +147,7 @@ class Actions:
         return bulk
 
     async def close(self) -> None:
-        """End what runs."""
+        """Cancel the bulk actions that run."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -174,7 +164,7 @@ class Actions:
                 bulk.seen += len(jobs)
                 bulk.done = sum(answers[word] for word in _GOOD)
                 bulk.answers = dict(answers)
-                await asyncio.sleep(_REST_S)  # leave the store to the workers
+                await asyncio.sleep(_PAUSE_S)  # lets workers use the store
             else:
                 bulk.state = "finished"
         except TenureError as error:
@@ -182,7 +172,7 @@ class Actions:
         except Exception as error:
             _log.exception("bulk_failed", bulk=bulk.id)
             bulk.state, bulk.error = "failed", type(error).__name__
-        bulk.ended_ms = _now_ms()
+        bulk.ended_ms = now_ms()
         await self.audit.record(
             bulk.who,
             f"{bulk.verb} all",
@@ -210,7 +200,7 @@ class Actions:
                 return await ledger.cancel(job_ids)
             case "remove":
                 return await ledger.remove(job_ids)
-        raise UsageError(f"{verb!r} is no action; there are {', '.join(VERBS)}")
+        raise UsageError(f"{verb!r} is not an action; the actions are {', '.join(VERBS)}")
 
     def _keep(self, bulk: Bulk) -> None:
         self._bulks[bulk.id] = bulk
@@ -221,14 +211,10 @@ class Actions:
 
 
 async def _owners(ledger: Ledger, ids: Sequence[str]) -> list[str]:
-    """The requesters of the jobs that an entry of the audit log names."""
+    """The requesters of the jobs that the audit entry will name."""
     found = await asyncio.gather(*(ledger.get(job_id) for job_id in ids[:IDS_MAX]))
     return [job.requester for job in found if job is not None]
 
 
 def _summary(answers: Counter[str]) -> str:
     return ", ".join(f"{count} {answer}" for answer, count in answers.most_common(8)) or "no job"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,7 +1,7 @@
-"""/api for every contract: the same answers as the pages, for programs.
+"""/api for every contract: what the pages show, for programs.
 
-Reading needs the scope `observe` (the backlog `metrics`), acting needs `admin`. A key with
-`jobs:read` alone sees its own jobs through /v1 and none here.
+Reading needs the scope `observe` (the backlog: `metrics`), changes need `admin`. A key with only
+`jobs:read` sees its own jobs through /v1 and none here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from tenure.core.endpoint import Answer, Call, Endpoint, Handle, Refused, Reply, Right, Scope
 from tenure.core.errors import Conflict, NotFound
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.redaction import Redaction
 from tenure.dashboard.actions import VERBS, Actions, Bulk, Verb
-from tenure.dashboard.audit import Entry
+from tenure.dashboard.audit import AuditEntry
+from tenure.dashboard.finder import COUNT_MAX, CountView, JobFinder
 from tenure.dashboard.queues import QueueRegistry
-from tenure.dashboard.search import COUNT_MAX, CountView, Finder, parse_now
+from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import (
     ActionAnswers,
     Backlog,
@@ -47,10 +49,11 @@ from tenure.dashboard.views import (
     outboxes,
     workers,
 )
-from tenure.dashboard.watch import Figures, Watch
+from tenure.dashboard.watch import Figures, JournalWatch
 
 T = TypeVar("T")
 
+ROUTE = "tenure.route"  # scope key: the path template, for the metrics
 _CATCH_UP_S = 2.0
 _SEARCHES_MAX = 8
 _WITH_BODY = (400, 404, 413, 415, 422)
@@ -93,9 +96,7 @@ class ReadEvents(msgspec.Struct, frozen=True):
 class Scale(msgspec.Struct, frozen=True):
     """Query of the backlog."""
 
-    per_worker: Annotated[
-        int, Meta(ge=1, le=100_000, description="Jobs that one worker shall have.")
-    ] = 10
+    per_worker: Annotated[int, Meta(ge=1, le=100_000, description="Jobs per worker.")] = 10
 
 
 class ReadAudit(msgspec.Struct, frozen=True):
@@ -116,7 +117,7 @@ class ReadOutbox(msgspec.Struct, frozen=True):
 
     kind: Annotated[
         Literal["", "waiting", "done", "failed"],
-        Meta(description="Only those on their way, delivered, or given up."),
+        Meta(description="Only events that wait, were delivered, or failed for good."),
     ] = ""
     after: Annotated[
         str, Meta(pattern="^[0-9]{0,18}$", description="The `after` of the page before.")
@@ -133,7 +134,7 @@ class RedeliverBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AuditList(msgspec.Struct, frozen=True):
     """Entries, newest first."""
 
-    entries: list[Entry]
+    entries: list[AuditEntry]
 
 
 class OutboxList(msgspec.Struct, frozen=True):
@@ -149,8 +150,34 @@ class StatsView(msgspec.Struct, frozen=True):
     queues: dict[str, Figures]
 
 
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected; its request body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(
+    work: Coroutine[Any, Any, T], gone: Callable[[], Awaitable[None]] | None
+) -> T:
+    """The result of the work. If `gone` returns first, the work is cancelled.
+
+    `ClientDisconnect` is raised then.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 class SearchLimit:
-    """Bounds the searches that one key runs at a time, and cancels those of clients that left."""
+    """Limits how many searches one key runs at a time."""
 
     def __init__(self) -> None:
         self.running: Counter[str] = Counter()
@@ -158,20 +185,20 @@ class SearchLimit:
     async def run(
         self, who: str, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
     ) -> T:
-        """The result of the work, which is cancelled when the client disconnects."""
+        """The result of a search, which is cancelled when its client disconnects."""
         try:
             with self.slot(who):
-                return await self.attended(gone, work)
+                return await run_while_connected(work, gone)
         finally:
             work.close()
 
     @contextmanager
     def slot(self, who: str) -> Iterator[None]:
-        """One of the slots of a key, or `Refused`."""
+        """Hold one of the slots of a key, or raise `Refused`."""
         if self.running[who] >= _SEARCHES_MAX:
             raise Refused(
                 "too_many_searches",
-                f"this key has {_SEARCHES_MAX} searches at work: wait for their answers",
+                f"this key runs {_SEARCHES_MAX} searches: wait for their answers",
             )
         self.running[who] += 1
         try:
@@ -181,22 +208,6 @@ class SearchLimit:
             if not self.running[who]:
                 del self.running[who]
 
-    async def attended(
-        self, gone: Callable[[], Awaitable[None]] | None, work: Coroutine[Any, Any, T]
-    ) -> T:
-        """The result of the work, for a caller that has a slot."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
-        try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientDisconnect
-            return working.result()
-        finally:
-            working.cancel()
-            leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
-
 
 class Api:
     """The handlers of /api."""
@@ -204,9 +215,9 @@ class Api:
     def __init__(
         self,
         queues: QueueRegistry,
-        finder: Finder,
+        finder: JobFinder,
         actions: Actions,
-        watch: Watch,
+        watch: JournalWatch,
         redaction: Redaction,
         searches: SearchLimit,
     ) -> None:
@@ -218,10 +229,10 @@ class Api:
         self._redaction = redaction
 
     def endpoints(self) -> list[Endpoint]:
-        """All of them, as the gateway serves and documents them."""
-        return [*self._reading(), *self._acting(), *self._outbox()]
+        """All endpoints, for the router and the API document."""
+        return [*self._read_endpoints(), *self._action_endpoints(), *self._outbox_endpoints()]
 
-    def _reading(self) -> list[Endpoint]:
+    def _read_endpoints(self) -> list[Endpoint]:
         job = "/api/queues/{queue}/jobs/{job_id}"
         return [
             _get("/api/jobs", "findJobs", "Search the jobs of all queues",
@@ -232,7 +243,7 @@ class Api:
                  self._search(self._job), JobFull, problems=(404,)),
             _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
                  self._search(self._events), EventList, asks=ReadEvents, problems=(404, 422)),
-            _get("/api/workers", "listWorkers", "Workers and what they hold",
+            _get("/api/workers", "listWorkers", "Workers and their running jobs",
                  self._search(self._workers), WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",
                  self._search(self._dead), DeadList),
@@ -241,15 +252,18 @@ class Api:
             _get("/api/autoscale/{queue}", "readBacklog",
                  "Backlog of a queue, for scalers such as KEDA's metrics-api", self._backlog,
                  Backlog, asks=Scale, problems=(404, 422), scope="metrics"),
-            _get("/api/audit", "readAudit", "Who did what", self._audit, AuditList, asks=ReadAudit,
-                 problems=(422,)),
-            _get("/api/bulk/{bulk_id}", "readBulk", "How far an action on many jobs is",
+            _get("/api/audit", "readAudit", "The audit log, newest first",
+                 self._audit, AuditList, asks=ReadAudit, problems=(422,)),
+            _get("/api/bulk/{bulk_id}", "readBulk", "The progress of an action on many jobs",
                  self._bulk_state, Bulk, problems=(404,)),
         ]  # fmt: skip
 
-    def _acting(self) -> list[Endpoint]:
-        stored = {201: Reply("Stored.", SubmittedJob), 200: Reply("Was there.", SubmittedJob)}
-        answered = {200: Reply("What became of each.", ActionAnswers)}
+    def _action_endpoints(self) -> list[Endpoint]:
+        stored = {
+            201: Reply("Stored.", SubmittedJob),
+            200: Reply("It was stored before.", SubmittedJob),
+        }
+        answered = {200: Reply("The result for each job.", ActionAnswers)}
         return [
             _post("/api/queues/{queue}/jobs", "submitToQueue", "Submit a job to any queue",
                   self._submit, stored, does="submit", takes=NewJobBody,
@@ -266,20 +280,20 @@ class Api:
                   example={"action": "retry", "q": "is:failed error:Timeout", "expect": 10}),
             _post("/api/bulk/{bulk_id}/stop", "stopBulk",
                   "Stop an action on many jobs; what is done stays done",
-                  self._bulk_stop, {200: Reply("As it stands.", Bulk)}, does="stop VERB all",
-                  problems=(404,)),
+                  self._bulk_stop, {200: Reply("The state of the action.", Bulk)},
+                  does="stop VERB all", problems=(404,)),
         ]  # fmt: skip
 
-    def _outbox(self) -> list[Endpoint]:
+    def _outbox_endpoints(self) -> list[Endpoint]:
         return [
             _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
                  self._outboxes, OutboxList),
             _get("/api/queues/{queue}/outbox", "readOutbox",
-                 "Events of a queue's outbox and what came of them, newest first",
+                 "Events of a queue's outbox and their deliveries, newest first",
                  self._deliveries, Deliveries, asks=ReadOutbox, problems=(404, 422)),
             _post("/api/queues/{queue}/outbox/redeliver", "redeliver",
                   "Send events again that were delivered or given up, under the same ids",
-                  self._redeliver, {200: Reply("What became of each.", ActionAnswers)},
+                  self._redeliver, {200: Reply("The result for each event.", ActionAnswers)},
                   does="redeliver", takes=RedeliverBody, problems=_WITH_BODY,
                   example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]}),
         ]  # fmt: skip
@@ -291,8 +305,8 @@ class Api:
         return run
 
     async def _find(self, call: Call) -> Answer:
-        asked: FindJobs = call.query
-        found = await self._finder.page(parse_now(asked.q), after=asked.after, limit=asked.limit)
+        query: FindJobs = call.query
+        found = await self._finder.page(parse_now(query.q), after=query.after, limit=query.limit)
         rows = [job_row(each.queue, each.job) for each in found.jobs]
         return Answer(200, JobList(rows, found.after, found.complete))
 
@@ -309,13 +323,13 @@ class Api:
 
     async def _events(self, call: Call) -> Answer:
         ledger = self._queues[call.path["queue"]].ledger
-        asked: ReadEvents = call.query
-        if asked.after and not _EVENT_ID.fullmatch(asked.after):
+        query: ReadEvents = call.query
+        if query.after and not _EVENT_ID.fullmatch(query.after):
             raise Refused(
                 "bad_cursor", "`after` is the id of an event, such as 3 or 1700000000000-0"
             )
         job_id = call.path["job_id"]
-        events = await ledger.events(job_id, after=asked.after, limit=asked.limit)
+        events = await ledger.events(job_id, after=query.after, limit=query.limit)
         job = await ledger.get(job_id)
         if job is None or not _is_own(call, job):
             events = await self._redaction.events(events)
@@ -330,7 +344,7 @@ class Api:
 
     async def _stats(self, call: Call) -> Answer:
         self._watch.touch()
-        await self._watch.caught_up(within_s=_CATCH_UP_S)
+        await self._watch.wait_caught_up(within_s=_CATCH_UP_S)
         queues = {name: self._watch.figures(name) for name in self._watch.observers}
         return Answer(200, StatsView(self._watch.figures(), queues))
 
@@ -340,8 +354,8 @@ class Api:
         return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
 
     async def _audit(self, call: Call) -> Answer:
-        asked: ReadAudit = call.query
-        entries = await self._actions.audit.list(before=asked.before, limit=asked.limit)
+        query: ReadAudit = call.query
+        entries = await self._actions.audit.list(before=query.before, limit=query.limit)
         return Answer(200, AuditList(entries))
 
     async def _submit(self, call: Call) -> Answer:
@@ -357,9 +371,9 @@ class Api:
             gid=body.gid,
             requester=call.caller.requester,
         )
-        made = await self._actions.submit(call.caller.who, queue, job)
-        status = 201 if made.status == "created" else 200
-        return Answer(status, SubmittedJob(queue, made.job_id, made.status))
+        submitted = await self._actions.submit(call.caller.who, queue, job)
+        status = 201 if submitted.status == "created" else 200
+        return Answer(status, SubmittedJob(queue, submitted.job_id, submitted.status))
 
     def _act(self, verb: Verb) -> Handle:
         async def handle(call: Call) -> Answer:
@@ -377,7 +391,7 @@ class Api:
         if body.expect is not None:
             count = await self._finder.count(search)
             if count.jobs > body.expect:
-                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}: look again")
+                raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}")
         return Answer(202, await self._actions.begin(call.caller.who, body.action, search))
 
     async def _bulk_state(self, call: Call) -> Answer:
@@ -390,14 +404,14 @@ class Api:
         return Answer(200, OutboxList(outboxes(self._queues)))
 
     async def _deliveries(self, call: Call) -> Answer:
-        asked: ReadOutbox = call.query
+        query: ReadOutbox = call.query
         found = await deliveries(
             self._queues,
             call.path["queue"],
             self._redaction,
-            kind=asked.kind,
-            after=asked.after,
-            limit=asked.limit,
+            kind=query.kind,
+            after=query.after,
+            limit=query.limit,
         )
         return Answer(200, found)
 
@@ -409,7 +423,7 @@ class Api:
 
 
 def _is_own(call: Call, job: JobRecord) -> bool:
-    """Whether the asking key submitted the job. A local caller without a key sees masks too."""
+    """Whether the caller's key submitted the job. A local caller without a key sees masks too."""
     return bool(job.requester) and call.caller.owns(job.requester)
 
 
@@ -430,7 +444,7 @@ def _get(
         summary=summary,
         right=Right(scope, "all"),
         handle=handle,
-        replies={200: Reply("As it is now.", shape)},
+        replies={200: Reply("The current state.", shape)},
         tag="observing",
         **more,
     )

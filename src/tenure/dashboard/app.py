@@ -1,6 +1,6 @@
-"""The dashboard as routes: pages, forms, login, static files and the endpoints of /api.
+"""The routes of the dashboard: pages, forms, login, static files and the endpoints of /api.
 
-Without a session pages redirect to /login. Posted forms need the right to act.
+Without a session, pages redirect to /login. Forms need the scope `admin`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -32,13 +31,20 @@ from tenure.core.job import NewJob
 from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
-from tenure.dashboard.api import Api, SearchLimit
+from tenure.dashboard.api import (
+    ROUTE,
+    Api,
+    SearchLimit,
+    run_while_connected,
+    until_disconnected,
+)
 from tenure.dashboard.audit import AuditLog
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
-from tenure.dashboard.search import Finder, parse_now
-from tenure.dashboard.views import Warn, outboxes
-from tenure.dashboard.watch import Live, Watch
+from tenure.dashboard.search import parse_now
+from tenure.dashboard.views import QueueWarning, outboxes
+from tenure.dashboard.watch import JournalWatch, LiveStreams
 
 _log = structlog.get_logger("tenure.dashboard")
 
@@ -46,29 +52,14 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_ROUTE = "tenure.route"
-_LOOK = Right("observe", "all")
-RIGHTS = {
-    **dict.fromkeys(("/", "/jobs", "/jobs/confirm", "/jobs/{queue}/{job_id:path}"), _LOOK),
-    **dict.fromkeys(("/queues", "/workers", "/dead", "/outbox", "/history"), _LOOK),
-    **dict.fromkeys(("/audit", "/bulk/{bulk_id}", "/live"), _LOOK),
-    "/ui/act": Right("admin", "all", does="VERB", audit="handler"),
-    "/ui/bulk": Right("admin", "all", does="VERB all", audit="handler"),
-    "/ui/bulk/stop": Right("admin", "all", does="stop VERB all", audit="handler"),
-    "/ui/queue": Right("admin", "all", does="pause or resume", audit="handler"),
-    "/ui/redeliver": Right("admin", "all", does="redeliver", audit="handler"),
-    "/ui/submit": Right("admin", "all", does="submit", audit="handler"),
-    "/ui/replay": Right("admin", "all", does="replay JOB", audit="handler"),
-    **dict.fromkeys(("/login", "/logout"), Right("", "none", does="sign in, out", audit="never")),
-    "/static/{digest}/{name}": OPEN,
-}
-"""What each page, form and file asks of its caller. A route that is not here is not served."""
+_READ = Right("observe", "all")
+_SIGN_IN = Right("", "none", does="sign in, out", audit="never")
 
 _STORE_AWAY = {
     "title": "The store does not answer",
-    "text": "This page comes back by itself when the store does. What helps: tenure doctor",
+    "text": "This page reloads when the store answers. To find the cause: tenure doctor",
 }
-_PIECE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FIELDS_MAX = 1_000
 _NOTICES_MAX = 500
@@ -86,30 +77,31 @@ _MEDIA = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
+_FormHandler: TypeAlias = Callable[[PageRequest], Awaitable[str]]
 _ASSETS = ("app.css", "uplot.css", "htmx.js", "uplot.js", "app.js", "icon.svg")
 
 
 class SessionAuth(Protocol):
-    """Knows keys and sessions; the gateway implements it.
+    """Authentication by keys and sessions; the gateway implements it.
 
-    Every method raises what the gateway answers to a request that another site's page sent.
+    Every method raises a problem for a request that a page of another site sent.
     """
 
     async def caller(self, request: Request) -> Caller | None:
-        """Who asks for this page; None for a caller who has to sign in first."""
+        """The caller of a page; None for a caller who has to sign in first."""
 
     async def sign_in(self, key_text: str, request: Request) -> str | None:
-        """The session that a key opens, as a Set-Cookie value; None for a key that is no good."""
+        """The Set-Cookie value of a new session; None for a wrong key."""
 
-    async def is_still_in(self, request: Request, caller: Caller) -> bool:
+    async def is_still_valid(self, request: Request, caller: Caller) -> bool:
         """Whether the caller of an earlier request would be admitted now."""
 
     async def sign_out(self, request: Request) -> str:
-        """End the session of a request; the Set-Cookie value that takes its place."""
+        """End the session of a request; returns the Set-Cookie value that removes it."""
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """A static file. Its path holds the hash of its content, so browsers may keep it for ever."""
+    """A static file. Its path contains the hash of its content, so browsers may cache it."""
 
     path: str
     media: str
@@ -132,7 +124,7 @@ def assets() -> dict[str, Asset]:
 @cache
 def templates() -> Environment:
     """The Jinja environment of the pages."""
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("tenure.dashboard"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -140,22 +132,22 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     for name in ("duration", "number", "share", "moment", "clock"):
-        made.filters[name] = getattr(display, name)
-    made.filters["kind"] = kind_of
-    made.globals["ago"] = display.ago
-    return made
+        environment.filters[name] = getattr(display, name)
+    environment.filters["kind"] = kind_of
+    environment.globals["ago"] = display.ago
+    return environment
 
 
-async def _no_warnings() -> list[Warn]:
+async def _no_warnings() -> list[QueueWarning]:
     return []
 
 
 class Dashboard:
-    """One per gateway process. Call `close` in its event loop."""
+    """The dashboard of one gateway process. Call `close` in its event loop."""
 
     def __init__(
         self,
-        served: Iterable[OpenQueue],
+        open_queues: Iterable[OpenQueue],
         auth: SessionAuth,
         audit: AuditLog,
         *,
@@ -163,13 +155,13 @@ class Dashboard:
         trace_url: str = "",
         lake: str = "",
         version: str = "",
-        store_warnings: Callable[[], Awaitable[list[Warn]]] = _no_warnings,
+        store_warnings: Callable[[], Awaitable[list[QueueWarning]]] = _no_warnings,
         read_body: Callable[[Request, int], Awaitable[bytes]],
         form_bytes_max: int,
     ) -> None:
-        queues = QueueRegistry(served)
+        queues = QueueRegistry(open_queues)
         redaction = Redaction(redact)
-        finder = Finder(queues, redaction)
+        finder = JobFinder(queues, redaction)
         self._auth = auth
         self._has_outbox = bool(outboxes(queues))
         self._version = version
@@ -177,8 +169,8 @@ class Dashboard:
         self._form_bytes_max = form_bytes_max
         self._notices = _Notices()
         self._searches = SearchLimit()
-        self.watch = Watch(queues)
-        self._live = Live(self.watch)
+        self.watch = JournalWatch(queues)
+        self._live = LiveStreams(self.watch)
         self.actions = Actions(queues, finder, audit)
         self._api = Api(queues, finder, self.actions, self.watch, redaction, self._searches)
         self._pages = Pages(
@@ -192,9 +184,10 @@ class Dashboard:
             store_warnings=store_warnings,
         )
         self._forms = _Forms(queues, self.actions, self._notices, redaction)
+        self._routes = self._declare_routes()
 
     def endpoints(self) -> list[Endpoint]:
-        """/api, for programs."""
+        """The endpoints of /api."""
         return self._api.endpoints()
 
     def drain(self) -> None:
@@ -202,45 +195,55 @@ class Dashboard:
         self._live.drain()
 
     async def close(self) -> None:
-        """Stop everything that runs."""
+        """Stop bulk actions, observers and event streams."""
         self._live.drain()
         await self.actions.close()
         await self.watch.close()
 
     def routes(self) -> list[Route]:
-        """Pages, forms and files."""
+        """Pages, forms and static files."""
+        return [route for route, _ in self._routes]
+
+    @property
+    def rights(self) -> dict[str, Right]:
+        """The right that each of these routes requires, by path."""
+        return {route.path: right for route, right in self._routes}
+
+    def _declare_routes(self) -> list[tuple[Route, Right]]:
+        pages = [
+            (Route(path, self._page(path, handle)), _READ)
+            for path, handle in self._pages.handlers().items()
+        ]
+        forms = []
+        for path, (does, act) in self._forms.handlers().items():
+            right = Right("admin", "all", does=does, audit="handler")
+            forms.append((Route(path, self._form(path, act, right), methods=["POST"]), right))
         return [
-            Route("/live", self._serve_live),
-            Route("/login", self._login, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-            Route("/static/{digest}/{name}", _static),
-            *(
-                Route(path, self._page(path, handle))
-                for path, handle in self._pages.handlers().items()
-            ),
-            *(
-                Route(path, self._form(path, act), methods=["POST"])
-                for path, act in self._forms.handlers().items()
-            ),
+            (Route("/live", self._serve_live), _READ),
+            (Route("/login", self._login, methods=["GET", "POST"]), _SIGN_IN),
+            (Route("/logout", self._logout, methods=["POST"]), _SIGN_IN),
+            (Route("/static/{digest}/{name}", _static), OPEN),
+            *pages,
+            *forms,
         ]
 
     def _page(self, path: str, handle: PageHandler) -> Any:
         async def endpoint(request: Request) -> Response:
             with ExitStack() as slot:
-                return _HeldResponse(await shown(request, slot), slot.pop_all())
+                return _HeldResponse(await render(request, slot), slot.pop_all())
 
-        async def shown(request: Request, slot: ExitStack) -> Response:
-            request.scope[_ROUTE] = path
+        async def render(request: Request, slot: ExitStack) -> Response:
+            request.scope[ROUTE] = path
             admitted: PageRequest | None = None
             try:
-                found = await self._admit(request, RIGHTS[path])
+                found = await self._admit(request, _READ)
                 if isinstance(found, Response):
                     return found
                 admitted = found
                 self.watch.touch()
                 slot.enter_context(self._searches.slot(admitted.who))
-                gone = partial(_until_gone, request)
-                page = await self._searches.attended(gone, handle(admitted))
+                gone = partial(until_disconnected, request.receive)
+                page = await run_while_connected(handle(admitted), gone)
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
@@ -254,14 +257,14 @@ class Dashboard:
 
         return endpoint
 
-    def _form(self, path: str, act: Callable[[PageRequest], Awaitable[str]]) -> Any:
+    def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
-            request.scope[_ROUTE] = path
-            admitted = await self._admit(request, RIGHTS[path])
+            request.scope[ROUTE] = path
+            admitted = await self._admit(request, right)
             if isinstance(admitted, Response):
                 return admitted
             body = await self._read_body(request, self._form_bytes_max)
-            # In a thread: a large form takes long enough to hold up other requests.
+            # In a thread: parsing a large form would delay other requests.
             form = await asyncio.to_thread(_read_fields, request, body)
             try:
                 target = await act(replace(admitted, form=form))
@@ -286,11 +289,11 @@ class Dashboard:
         return admitted
 
     async def _serve_live(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/live"
+        request.scope[ROUTE] = "/live"
         caller = await self._auth.caller(request)
         if caller is None:
             return Response(status_code=401)
-        if RIGHTS["/live"].refusal(caller):
+        if _READ.refusal(caller):
             return Response(status_code=403)
         if self._live.is_full:
             return Response(status_code=503, headers={"retry-after": "1"})
@@ -299,12 +302,12 @@ class Dashboard:
         self.watch.touch()
         queue = str(request.query_params.get("queue", ""))
         known = queue if queue in self.watch.observers else ""
-        is_still_in = partial(self._auth.is_still_in, request, caller)
-        frames = self._live.frames(known, is_still_in, who=caller.who)
+        is_still_valid = partial(self._auth.is_still_valid, request, caller)
+        frames = self._live.frames(known, is_still_valid, who=caller.who)
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/login"
+        request.scope[ROUTE] = "/login"
         if request.method == "GET":
             back = local_path(str(request.query_params.get("next", "/")), "/")
             return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
@@ -317,14 +320,14 @@ class Dashboard:
         return RedirectResponse(target, 303, headers={"set-cookie": cookie})
 
     async def _logout(self, request: Request) -> Response:
-        request.scope[_ROUTE] = "/logout"
+        request.scope[ROUTE] = "/logout"
         cookie = await self._auth.sign_out(request)
         return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
 
     def _render(self, admitted: PageRequest | None, page: Page) -> Response:
         values: dict[str, Any] = {
             "wrong": False,
-            "now_ms": time.time_ns() // 1_000_000,
+            "now_ms": display.now_ms(),
             "path": admitted.request.scope["path"] if admitted else "/login",
             "here": _here(admitted),
             "may_act": bool(admitted and admitted.may_act),
@@ -341,7 +344,7 @@ class Dashboard:
 
 
 class _HeldResponse(Response):
-    """A page whose reader keeps its slot until all but the last piece was sent."""
+    """A page that keeps its search slot until all but the last chunk has been sent."""
 
     def __init__(self, page: Response, slot: ExitStack) -> None:
         self._page = page
@@ -353,13 +356,13 @@ class _HeldResponse(Response):
         head = {"status": page.status_code, "headers": page.raw_headers}
         with self._slot:
             await send({"type": "http.response.start", **head})
-            for at in range(0, len(body) or 1, _PIECE_BYTES):
-                piece, more = body[at : at + _PIECE_BYTES], at + _PIECE_BYTES < len(body)
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
+            for at in range(0, len(body) or 1, _CHUNK_BYTES):
+                chunk, more = body[at : at + _CHUNK_BYTES], at + _CHUNK_BYTES < len(body)
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
 
 
 async def _static(request: Request) -> Response:
-    request.scope[_ROUTE] = "/static"
+    request.scope[ROUTE] = "/static"
     asset = assets().get(request.path_params["name"])
     if asset is None or asset.path != request.scope["path"]:
         return Response(status_code=404)
@@ -371,13 +374,8 @@ def _problem(status: int, title: str, text: str) -> Page:
     return Page("problem.html", {"title": title, "text": text}, status=status)
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _here(admitted: PageRequest | None) -> str:
-    """The address of the page without its notice, for forms that come back to it."""
+    """The address of the page without its notice, for forms that return to it."""
     if admitted is None or admitted.request.method != "GET":
         return "/"
     params = {k: v for k, v in admitted.request.query_params.multi_items() if k != "n"}
@@ -385,12 +383,12 @@ def _here(admitted: PageRequest | None) -> str:
 
 
 def _path_of(request: Request) -> str:
-    """The path as it was sent, whatever the Host header says."""
+    """The path as the client sent it, independent of the Host header."""
     return str(request.scope.get("raw_path", b"/").decode("latin-1"))
 
 
 def local_path(text: str, default: str) -> str:
-    """An address to go back to, if it is one of ours."""
+    """The address to return to, if it is a local path."""
     ours = text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text
     return text if ours else default
 
@@ -407,13 +405,13 @@ def _read_fields(request: Request, body: bytes) -> tuple[tuple[str, str], ...]:
 
 
 class _Notices:
-    """What an action has to say on the next page, kept until it is read or crowded out."""
+    """Messages for the next page after an action; each is read once. The oldest are dropped."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, str] = OrderedDict()
 
     def leave(self, path: str, text: str) -> str:
-        """The path with a parameter `n` by which the page finds the text."""
+        """Keep a text; returns the path with the parameter `n` by which the page finds it."""
         token = secrets.token_urlsafe(6)
         self._texts[token] = text
         if len(self._texts) > _NOTICES_MAX:
@@ -425,7 +423,7 @@ class _Notices:
 
 
 class _Forms:
-    """What the buttons do. Each handler acts and returns the address of the next page."""
+    """The handlers of forms. Each acts and returns the address of the next page."""
 
     def __init__(
         self, queues: QueueRegistry, actions: Actions, notices: _Notices, redaction: Redaction
@@ -435,20 +433,20 @@ class _Forms:
         self._notices = notices
         self._redaction = redaction
 
-    def handlers(self) -> dict[str, Callable[[PageRequest], Awaitable[str]]]:
-        """By path."""
+    def handlers(self) -> dict[str, tuple[str, _FormHandler]]:
+        """By path: the name of the action in the audit log, and the handler."""
         return {
-            "/ui/act": self._act,
-            "/ui/bulk": self._bulk,
-            "/ui/bulk/stop": self._bulk_stop,
-            "/ui/queue": self._queue,
-            "/ui/redeliver": self._redeliver,
-            "/ui/submit": self._submit,
-            "/ui/replay": self._replay,
+            "/ui/act": ("VERB", self._act),
+            "/ui/bulk": ("VERB all", self._bulk),
+            "/ui/bulk/stop": ("stop VERB all", self._bulk_stop),
+            "/ui/queue": ("pause or resume", self._queue),
+            "/ui/redeliver": ("redeliver", self._redeliver),
+            "/ui/submit": ("submit", self._submit),
+            "/ui/replay": ("replay JOB", self._replay),
         }
 
     async def _act(self, request: PageRequest) -> str:
-        """Retry, cancel or remove the jobs that were ticked; `job` is `queue|id`."""
+        """Retry, cancel or remove the selected jobs; `job` is `queue|id`."""
         verb = _verb(request.field("verb"))
         by_queue: dict[str, list[str]] = {}
         for each in request.fields("job")[:_SELECTED_MAX]:
@@ -475,7 +473,9 @@ class _Forms:
     async def _queue(self, request: PageRequest) -> str:
         verb, name = request.field("verb"), request.field("queue")
         if verb not in ("pause", "resume"):
-            raise UsageError(f"{verb!r} is nothing to do to a queue; there are pause and resume")
+            raise UsageError(
+                f"{verb!r} is not an action on a queue; the actions are pause and resume"
+            )
         await self._actions.steer(request.who, "pause" if verb == "pause" else "resume", name)
         back = local_path(request.field("next"), "/queues")
         return self._notices.leave(back, f"{name} is {verb}d.")
@@ -495,11 +495,11 @@ class _Forms:
             payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
             requester=request.caller.requester,
         )
-        made = await self._actions.submit(request.who, queue, job)
-        return self._notices.leave(display.job_path(queue, made.job_id), "Submitted.")
+        submitted = await self._actions.submit(request.who, queue, job)
+        return self._notices.leave(display.job_path(queue, submitted.job_id), "Submitted.")
 
     async def _replay(self, request: PageRequest) -> str:
-        """The same job again as a new one, with its payload as it was edited."""
+        """Submit a copy of a job with the edited payload."""
         queue, job_id = request.field("queue"), request.field("job_id")
         old = await self._queues[queue].ledger.get(job_id)
         if old is None:
@@ -508,7 +508,7 @@ class _Forms:
 
         def restored() -> bytes:
             edited = display.decode_json(_json_of(text))
-            if edited == MASK:  # a large payload was masked whole
+            if edited == MASK:  # a large payload is masked as a whole
                 return before
             original = display.decode_json(before)
             return msgspec.json.encode(self._redaction.restored(edited, original))
@@ -521,15 +521,16 @@ class _Forms:
             gid=old.gid,
             requester=old.requester,
         )
-        made = await self._actions.submit(request.who, queue, job, why=f"replay {job_id}")
-        return self._notices.leave(display.job_path(queue, made.job_id), f"Replay of {job_id}.")
+        submitted = await self._actions.submit(request.who, queue, job, why=f"replay {job_id}")
+        path = display.job_path(queue, submitted.job_id)
+        return self._notices.leave(path, f"Replay of {job_id}.")
 
 
 def _verb(text: str) -> Verb:
     for verb in VERBS:
         if verb == text:
             return verb
-    raise UsageError(f"{text!r} is no action; there are {', '.join(VERBS)}")
+    raise UsageError(f"{text!r} is not an action; the actions are {', '.join(VERBS)}")
 
 
 def _task(request: PageRequest) -> str:
@@ -540,7 +541,7 @@ def _task(request: PageRequest) -> str:
 
 
 def _json_of(text: str) -> bytes:
-    """The text as it stands if it is JSON: numbers must not lose digits on the way."""
+    """The text unchanged if it is JSON: decoding could lose digits of numbers."""
     try:
         check_json(text)
     except ValueError as error:
@@ -551,6 +552,6 @@ def _json_of(text: str) -> bytes:
 def _summary(verb: str, answers: Counter[str]) -> str:
     done, requested = answers.pop("ok", 0), answers.pop("requested", 0)
     parts = [f"{done} {_DONE[verb]}"] if done else []
-    parts += [f"{requested} told to their workers"] if requested else []
+    parts += [f"{requested} sent to their workers"] if requested else []
     parts += [f"{count} not possible ({why})" for why, count in answers.items()]
     return ", ".join(parts) + "."

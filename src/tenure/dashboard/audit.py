@@ -1,9 +1,9 @@
-"""The audit log: who did what to which jobs, recorded before the action is answered.
+"""The audit log: who did what to which jobs, recorded before the response is sent.
 
-The entries are a chain: each has a number, the hash of the one before it, and a hash of both and of
-its own text. `verify` names the first that was altered, removed or inserted. It cannot know whether
-the end of the log is missing; for that, the operator keeps the head somewhere else. Entries beyond
-`keep` are pruned by an entry of the chain itself that names the last one removed.
+The entries form a hash chain: each has a number, the hash of the entry before it, and a hash of
+both and its own text. `verify` names the first entry that was altered, removed or inserted. It
+cannot detect that the end of the log is missing; for that, the operator keeps the head elsewhere.
+Pruning entries beyond `keep` adds an entry to the chain that names the last one removed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ import structlog
 from tenure.core.encoding import to_json
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
 from tenure.core.registry import open_part, parse_url
+from tenure.dashboard.display import now_ms
 from tenure.sql.engine import INBOX, Engine
 from tenure.store.redis import Redis
 from tenure.store.scripts import ScriptFolder
@@ -46,7 +46,7 @@ _POSITION = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 _PRUNED = re.compile(r"through ([0-9]{1,18}) ([0-9a-f]*)")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# Up to the year 9999: a stored number beyond it cannot be shown.
+# Up to the year 9999: later times cannot be formatted.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]
 
 
@@ -56,16 +56,11 @@ def _is_position(text: str) -> bool:
     return found is not None and all(int(part or 0) < 2**64 for part in found.groups())
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One action. `who` is the id of the key, "local" without one; `whose` are the owners of the
+    objects, `ids` the first 20 objects.
 
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One action. `who` is the key's id, "local" without one; `whose` are the owners of the
-    objects, `ids` the first few of these.
-
-    `id` is its place in the store, `seq` its number in the chain, 0 for entries of a version that
-    had none.
+    `id` is the position in the store, `seq` the number in the chain (0 for an entry without one).
     """
 
     ts_ms: _Count
@@ -83,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry as it is stored: `hash` is that of `seq`, `prev` and the text of the entry."""
+    """An entry as it is stored; `hash` is the hash of `seq`, `prev` and `entry`."""
 
     seq: int
     prev: str
@@ -93,12 +88,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the hash is that of the content."""
+        """Whether the hash matches the content."""
         return self.hash == digest(self.seq, self.prev, self.entry)
 
     @property
     def line(self) -> bytes:
-        """For an export: one JSON object. An entry that is no JSON becomes a string."""
+        """The line of an export: one JSON object. An entry that is not JSON becomes a string."""
         try:
             msgspec.json.decode(self.entry)
             entry: Any = msgspec.Raw(self.entry)
@@ -107,18 +102,18 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         shown = {"seq": self.seq, "prev": self.prev, "hash": self.hash, "entry": entry}
         return msgspec.json.encode(shown) + b"\n"
 
-    def read(self) -> Entry:
-        """The entry; one that cannot be decoded becomes an entry that says so."""
+    def read(self) -> AuditEntry:
+        """The entry; for one that cannot be decoded, an entry that says so."""
         try:
-            entry = msgspec.json.decode(self.entry, type=Entry)
+            entry = msgspec.json.decode(self.entry, type=AuditEntry)
         except _UNREADABLE:
             text = self.entry.decode(errors="replace")[:200]
-            entry = Entry(ts_ms=0, who="", action="unreadable", outcome=text)
+            entry = AuditEntry(ts_ms=0, who="", action="unreadable", outcome=text)
         return msgspec.structs.replace(entry, id=self.id, seq=self.seq, hash=self.hash)
 
 
-class Head(msgspec.Struct, frozen=True):
-    """The end of a chain: last number and hash, the position of the last entry, how many."""
+class ChainHead(msgspec.Struct, frozen=True):
+    """The end of a chain: last number and hash, position of the last entry, number of entries."""
 
     seq: int = 0
     hash: str = ""
@@ -126,10 +121,10 @@ class Head(msgspec.Struct, frozen=True):
     size: int = 0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found. `problem` is "" when the chain is whole; `at` is the entry's number.
+class ChainCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a check. `problem` is "" for a sound chain; `at` is the number of the entry.
 
-    `unchained` are entries that an earlier version wrote before there was a chain.
+    `unchained` is the number of entries before the chain, which have no hash.
     """
 
     entries: int = 0
@@ -142,11 +137,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(seq: int, prev: str, entry: bytes) -> str:
-    """The hash of an entry: SHA-256 over number, previous hash and text, each on a line."""
+    """The hash of an entry: SHA-256 of number, previous hash and text, one per line."""
     return hashlib.sha256(b"%d\n%b\n%b" % (seq, prev.encode(), entry)).hexdigest()
 
 
-def linked(lines: Iterable[bytes]) -> list[Link]:
+def read_export(lines: Iterable[bytes]) -> list[Link]:
     """The entries of an export, as `Link.line` wrote them."""
 
     class Line(msgspec.Struct):
@@ -161,10 +156,10 @@ def linked(lines: Iterable[bytes]) -> list[Link]:
     ]
 
 
-def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Verdict:
-    """Check a chain from its oldest entry on; `whole` False for a part, such as an export.
+def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> ChainCheck:
+    """Check a chain from its oldest entry on; `whole` is False for a part, such as an export.
 
-    `head` is a hash that was the head of the log at some time: its entry must still be there.
+    `head` is the hash of an earlier head of the log: its entry must still exist.
     """
     chain = [link for link in links if link.hash]
     begun = links.index(chain[0]) if chain else len(links)
@@ -176,7 +171,7 @@ def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Verd
     if not problem and head and head != start[1] and all(link.hash != head for link in chain):
         at = last.seq + 1
         problem = f"the end was altered, removed, or pruned: no entry has the hash {head}"
-    return Verdict(
+    return ChainCheck(
         entries=len(links),
         first=chain[0].seq if chain else 0,
         seq=last.seq,
@@ -188,7 +183,7 @@ def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Verd
 
 
 def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
-    """Number and hash of the last pruned entry, which the prune entries name."""
+    """Number and hash of the last pruned entry, from the entries about pruning."""
     latest = (0, "")
     for link in chain:
         if _PRUNE.encode() in link.entry and (entry := link.read()).action == _PRUNE:
@@ -199,8 +194,8 @@ def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
 
 
 def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str]:
-    """The number of the first entry that is not as it was written, and what happened to it."""
-    before: str | None = None  # the hash of the last but one
+    """The number of the first entry that was changed, and what happened to it."""
+    before: str | None = None  # the hash before `prev`
     for link in links:
         if not link.hash:
             return seq + 1, f"an entry without a hash was inserted after entry {seq}"
@@ -222,24 +217,24 @@ def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str
 
 
 class AuditLog(ABC):
-    """A chain of entries; subclasses store it. A log belongs to one event loop."""
+    """A chain of entries; subclasses store it. Belongs to one event loop."""
 
     def __init__(self, *, keep: int = _KEEP) -> None:
         self._keep = keep
-        self._head: Head | None = None
-        self._turn = asyncio.Lock()
+        self._head: ChainHead | None = None
+        self._lock = asyncio.Lock()
         self._missed = ""
 
     async def check(self) -> None:
-        """Refuse an action whose entry could not be stored, before it is done.
+        """Raise `StoreError` before an action if its entry could not be stored.
 
-        After an entry that could not be stored, an entry that says so must be stored first. A store
-        that is away refuses nothing: the store of the queue decides then.
+        After an entry was lost, an entry that says so must be stored first. If the store does not
+        answer, nothing is raised here: the store of the queue decides then.
         """
         try:
             if self._missed:
                 outcome = f"not stored: {self._missed}"
-                entry = Entry(ts_ms=_now_ms(), who="tenure", action=_RESUME, outcome=outcome)
+                entry = AuditEntry(ts_ms=now_ms(), who="tenure", action=_RESUME, outcome=outcome)
                 await self.add(entry)
                 self._missed = ""
             else:
@@ -263,13 +258,13 @@ class AuditLog(ABC):
         search: str = "",
         outcome: str = "",
     ) -> None:
-        """Record an action that has been done, here and in the process's own log.
+        """Record an action that has been done, here and in the log of the process.
 
-        If the entry cannot be stored, only the process's log has it, and `check` refuses the next
-        action. That log also has the hash of each entry, so it can serve as the kept head.
+        If the entry cannot be stored, only the log of the process has it, and `check` refuses the
+        next action. That log also has the hash of each entry, so it can serve as the kept head.
         """
-        entry = Entry(
-            ts_ms=_now_ms(),
+        entry = AuditEntry(
+            ts_ms=now_ms(),
             who=who or _LOCAL,
             action=action,
             queue=queue,
@@ -283,7 +278,7 @@ class AuditLog(ABC):
         try:
             link = await self.add(entry)
             _log.info("audit_stored", seq=link.seq, hash=link.hash)
-        except Exception as error:  # the action is done, so no error of the log may hide that
+        except Exception as error:  # the action is done, and an error must not hide that
             self.missed(action)
             _log.error("audit_not_stored", error=str(error), **msgspec.to_builtins(entry))
 
@@ -293,10 +288,10 @@ class AuditLog(ABC):
 
     @asynccontextmanager
     async def recorded(self, who: str, action: str, **what: Any) -> AsyncGenerator[dict[str, Any]]:
-        """Record what is done within the block; the block may add to the entry.
+        """Record the action of the block, which may add fields to the entry.
 
-        Nothing is done if the log is known to take no entry. If the store's answer was lost, the
-        action may have been done and the entry says so. An action that failed in another way
+        The block does not run if the log cannot store entries. If the reply of the store was lost,
+        the action may have been done, and the entry says so. An action that failed in another way
         changed nothing and has no entry.
         """
         entry = dict(what)
@@ -308,12 +303,12 @@ class AuditLog(ABC):
             raise
         await self.record(who, action, **entry)
 
-    async def add(self, entry: Entry) -> Link:
-        """Append one entry; it is in the store when this returns."""
-        async with self._turn:
+    async def add(self, entry: AuditEntry) -> Link:
+        """Append one entry; it is stored when this returns."""
+        async with self._lock:
             head, self._head = self._head or await self._read_head(), None
             if head.size > self._keep + self._keep // 10:
-                head = await self._pruned()
+                head = await self._prune()
             for _ in range(_TRIES):
                 link, after = await self._append(entry, head)
                 if link is not None:
@@ -323,11 +318,11 @@ class AuditLog(ABC):
         raise StoreError(f"the audit log went on {_TRIES} times before an entry could be added")
 
     @abstractmethod
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        """The newest first; `before` is the id of the last one seen, what is none means the end."""
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
+        """The newest first; `before` is the id of the last one seen, "" for the newest."""
 
     async def links(self) -> AsyncIterator[Link]:
-        """All that is stored, oldest first."""
+        """All stored entries, oldest first."""
         after = ""
         while page := await self._read(after, _PAGE):
             for link in page:
@@ -335,50 +330,50 @@ class AuditLog(ABC):
             after = page[-1].id
 
     async def close(self) -> None:
-        """Let go of what was opened for it."""
+        """Close what the log has opened."""
         self._head = None
 
     @abstractmethod
-    async def _read_head(self) -> Head:
-        """Where the chain ends now."""
+    async def _read_head(self) -> ChainHead:
+        """The current end of the chain."""
 
     @abstractmethod
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         """`count` entries after a position ("" for the first), oldest first."""
 
     @abstractmethod
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
-        """Store an entry, and remove those up to the position `pruned`, in one step.
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
+        """Store an entry and remove those up to the position `pruned`, atomically.
 
-        Returns the position of the entry, "" when the log does not end with `head` any more.
+        Returns the position of the entry, "" if the log does not end with `head` any more.
         """
 
     async def _append(
-        self, entry: Entry, head: Head, pruned: Sequence[Link] = ()
-    ) -> tuple[Link | None, Head]:
-        """The entry as the next one, if the log still ends with `head`; and where it ends now."""
+        self, entry: AuditEntry, head: ChainHead, pruned: Sequence[Link] = ()
+    ) -> tuple[Link | None, ChainHead]:
+        """Append if the log still ends with `head`; returns the entry, and the new end."""
         fields = msgspec.to_builtins(entry)
         text = to_json({key: value for key, value in fields.items() if key not in _NOT_IN_TEXT})
         seq = head.seq + 1
         link = Link(seq=seq, prev=head.hash, hash=digest(seq, head.hash, text), entry=text)
         position = await self._store(link, head, pruned[-1].id if pruned else "")
         if position:
-            after = Head(seq, link.hash, position, head.size + 1 - len(pruned))
+            after = ChainHead(seq, link.hash, position, head.size + 1 - len(pruned))
             return msgspec.structs.replace(link, id=position), after
         now = await self._read_head()
-        if now.seq < head.seq:  # another program cut the log: leave a visible gap
+        if now.seq < head.seq:  # another program has cut the log: leave a visible gap
             _log.error("audit_log_cut", seq=now.seq, expected=head.seq, hash=head.hash)
             now = msgspec.structs.replace(now, seq=head.seq, hash=head.hash)
         return None, now
 
-    async def _pruned(self) -> Head:
-        """Where the log ends after its oldest entries were removed, unless others do that now."""
+    async def _prune(self) -> ChainHead:
+        """Remove the oldest entries, unless another gateway does; returns the new end."""
         head = await self._read_head()
         oldest = await self._read("", max(head.size - self._keep, 1))
         if head.size <= self._keep or not oldest:
             return head
-        entry = Entry(
-            ts_ms=_now_ms(),
+        entry = AuditEntry(
+            ts_ms=now_ms(),
             who="tenure",
             action=_PRUNE,
             outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
@@ -387,74 +382,74 @@ class AuditLog(ABC):
 
 
 class MemoryAudit(AuditLog):
-    """In the memory of this process; the process's own log has the same entries."""
+    """In the memory of this process."""
 
     def __init__(self, *, keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
         self._links: list[Link] = []
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         newest = [link.read() for link in reversed(self._links)]
         return [each for each in newest if not before or each.id < before][:limit]
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         last = self._links[-1] if self._links else Link(seq=0, prev="", hash="", entry=b"")
-        return Head(last.seq, last.hash, last.id, len(self._links))
+        return ChainHead(last.seq, last.hash, last.id, len(self._links))
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         return [link for link in self._links if link.id > after][:count]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         stored = msgspec.structs.replace(link, id=f"{link.seq:015d}")
         self._links = [*(each for each in self._links if each.id > pruned), stored]
         return stored.id
 
 
 class RedisAudit(AuditLog):
-    """In the Redis that also keeps the keys, so that all gateways of a queue share it."""
+    """In the Redis of the queue, shared by all its gateways."""
 
     def __init__(self, redis: Redis, *, prefix: str = "", keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
         self._redis = redis
         self._key = f"{prefix}tenure:audit"
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
-        # Read inclusively and drop the one that was seen: an open end before 0-1 is an error.
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
+        # Reads `before` too and drops it: Redis refuses an exclusive end before 0-1.
         found = await self._newest(before if _is_position(before) else "+", limit + 1)
         return [link.read() for link in found if link.id != before][:limit]
 
     async def _newest(self, end: str, count: int) -> Sequence[Link]:
         rows: Any = await self._redis.call("XREVRANGE", self._key, end, "-", "COUNT", count)
-        return [_entry_link(row) for row in rows]
+        return [_read_stream_entry(row) for row in rows]
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         size = int(await self._redis.call("XLEN", self._key))
         position, end = "", "+"
         while found := await self._newest(end, _PAGE if position else 1):
             position = position or found[0].id
             for link in found:
-                if link.hash and link.seq:  # others are of an earlier version, or unreadable
-                    return Head(link.seq, link.hash, position, size)
+                if link.hash and link.seq:  # others have no chain or are unreadable
+                    return ChainHead(link.seq, link.hash, position, size)
             if found[-1].id == end:
                 break
             end = found[-1].id
-        return Head(id=position, size=size)
+        return ChainHead(id=position, size=size)
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         if after == f"{_ID_MAX}-{_ID_MAX}":
             return []
         begin = _next_id(after) if after else "-"
         rows: Any = await self._redis.call("XRANGE", self._key, begin, "+", "COUNT", count)
-        return [_entry_link(row) for row in rows]
+        return [_read_stream_entry(row) for row in rows]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         fields = (link.seq, link.prev, link.hash, link.entry)
         oldest = _next_id(pruned) if pruned else ""
         position = await self._redis.run(_SCRIPTS["audit"], [self._key], [head.id, *fields, oldest])
         return position.decode() if position else ""
 
 
-def _entry_link(row: Any) -> Link:
+def _read_stream_entry(row: Any) -> Link:
     position, fields = row
     named = dict(zip(fields[::2], fields[1::2], strict=False))
     seq = named.get(b"n", b"")
@@ -471,31 +466,31 @@ def _next_id(position: str) -> str:
 
 
 class SqlAudit(AuditLog):
-    """In the database that also keeps the keys, so that all gateways of a queue share it."""
+    """In the database of the queue, shared by all its gateways."""
 
     def __init__(self, engine: Engine, *, keep: int = _KEEP) -> None:
         super().__init__(keep=keep)
         self._engine = engine
 
-    async def list(self, *, before: str = "", limit: int = 100) -> list[Entry]:
+    async def list(self, *, before: str = "", limit: int = 100) -> list[AuditEntry]:
         is_own = _is_position(before) and before.isdecimal()
         last = min(int(before) - 1, _SEQ_MAX) if is_own else _SEQ_MAX
         rows = await self._engine.run(INBOX, "audit_list", through=last, count=limit)
-        return [_link(row).read() for row in rows]
+        return [_read_row(row).read() for row in rows]
 
     async def close(self) -> None:
         await self._engine.close()
 
-    async def _read_head(self) -> Head:
+    async def _read_head(self) -> ChainHead:
         row = (await self._engine.run(INBOX, "audit_head"))[0]
-        return Head(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
+        return ChainHead(row["number"], str(row["hash"]), str(row["seq"]), row["size"])
 
     async def _read(self, after: str, count: int) -> Sequence[Link]:
         position = int(after) if after else -_SEQ_MAX
         rows = await self._engine.run(INBOX, "audit_read", after=position, count=count)
-        return [_link(row) for row in rows]
+        return [_read_row(row) for row in rows]
 
-    async def _store(self, link: Link, head: Head, pruned: str) -> str:
+    async def _store(self, link: Link, head: ChainHead, pruned: str) -> str:
         rows = await self._engine.run(
             INBOX,
             "audit_add",
@@ -508,7 +503,7 @@ class SqlAudit(AuditLog):
         return str(rows[0]["seq"]) if rows else ""
 
 
-def _link(row: Any) -> Link:
+def _read_row(row: Any) -> Link:
     return Link(
         seq=row["number"] or 0,
         prev=str(row["prev"]),
@@ -519,7 +514,7 @@ def _link(row: Any) -> Link:
 
 
 def open_audit(queue_url: str, side: tuple[Redis, str] | None, *, keep: int = _KEEP) -> AuditLog:
-    """The log that belongs to a queue; `side` is its Redis and prefix, if it has one."""
+    """The audit log of a queue; `side` is its Redis and key prefix, if it has one."""
     url = parse_url(queue_url)
     if side is not None:
         return RedisAudit(side[0], prefix=side[1], keep=keep)

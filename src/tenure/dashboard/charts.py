@@ -1,19 +1,25 @@
-"""The data of the pages' pictures: the timeline of a job, sparklines, heat maps.
+"""The data of charts and of the history page.
 
-The pictures are SVG made by the macros of `templates/charts.html`.
+The macros of `templates/charts.html` draw timelines, sparklines and heat maps as SVG. The history
+page shows hourly figures and audit results from the files of the lake. This needs no Spark: the
+manifest of the tables and the state of the audit are JSON, and pyarrow, if installed, reads the
+Parquet tables.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.state import Kind
 from tenure.dashboard.display import decode_json, duration
-from tenure.dashboard.queues import Kind, event_kind, kind_of
+from tenure.dashboard.queues import event_kind, kind_of
 from tenure.dashboard.watch import WINDOW_S, Second, bucket_ms
 
 _BANDS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -26,9 +32,14 @@ _ATTEMPTS_SHOWN = 200
 _MS_DIGITS_MAX = 15
 _ENDS: tuple[Kind, ...] = ("done", "failed", "cancelled")
 
+_DAYS_MAX = 14
+_HOURS_MAX = 168
+_SUMMED = ("submitted", "completed", "retried", "dead", "lost")
+_LARGEST = ("p95_wait_ms", "p95_run_ms")
+
 
 class Segment(msgspec.Struct, frozen=True):
-    """One stretch of time; `open` when it is still going on."""
+    """One phase of an attempt; `open` if it has not ended."""
 
     phase: Phase
     from_ms: int
@@ -42,8 +53,8 @@ class Segment(msgspec.Struct, frozen=True):
         return f"{_PHASES[self.phase]} {took}{' so far' if self.open else ''}"
 
 
-class Attempt(msgspec.Struct, frozen=True):
-    """One attempt: what came before it, the run, and how it ended ("" while it runs)."""
+class AttemptBar(msgspec.Struct, frozen=True):
+    """One attempt: the wait before it, the run, and how it ended ("" while it runs)."""
 
     number: int
     segments: tuple[Segment, ...]
@@ -52,12 +63,12 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The last attempts of a job, and the time they span; `earlier` ones are counted.
+    """The last attempts of a job and their time span; `earlier` is the number of older ones.
 
-    `partial` when the first events are gone.
+    `partial` is true if the job has no events.
     """
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptBar, ...]
     from_ms: int
     to_ms: int
     partial: bool = False
@@ -65,15 +76,15 @@ class Timeline(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many attempts there were, as far as the events say."""
+        """The number of attempts in the events."""
         return self.earlier + len(self.attempts)
 
 
 def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Timeline:
-    """Made from the events of the job, whichever contract it has; without any, from the record."""
+    """The timeline from the events of a job of any contract; without events, from the record."""
     builder = _Builder(job)
     for event in events:
-        # A job that will be tried again may rest in a state that elsewhere is an end.
+        # A job that will be retried may be in a state that is final in another contract.
         kind = "waiting" if event.step == "retry" else event_kind(event.type)
         if kind is not None:
             builder.step(kind, event)
@@ -85,7 +96,7 @@ class _Builder:
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
-        self._attempts: list[Attempt] = []
+        self._attempts: list[AttemptBar] = []
         self._segments: list[Segment] = []
         self._phase: Phase = "wait"
         self._since_ms = job.created_ms
@@ -106,7 +117,7 @@ class _Builder:
         elif self._phase == "run":
             self._end_attempt(ts_ms, kind, event)
         elif kind in _ENDS:
-            if not self._ended:  # a failure that is decided a moment later is one end
+            if not self._ended:  # two events may report the same failure
                 self._close(ts_ms)
             self._ended = True
         elif self._ended:  # an operator sent it back
@@ -117,7 +128,7 @@ class _Builder:
         until_ms = self._job.updated_ms if over and self._job.updated_ms else now_ms
         if not over:
             self._close(max(until_ms, self._since_ms), still=True)
-        elif self._phase == "run" and not self._ended:  # the event of its end is not kept
+        elif self._phase == "run" and not self._ended:  # the final event is not kept
             self._close(max(until_ms, self._since_ms))
         if self._segments:
             end: Any = kind_of(self._job.state) if over else ""
@@ -145,7 +156,7 @@ class _Builder:
     def _close(self, ts_ms: int, *, still: bool = False) -> None:
         if self._segments and self._segments[-1].phase == "backoff":
             backoff = self._segments[-1]
-            if ts_ms < backoff.to_ms:  # brought forward, or still resting
+            if ts_ms < backoff.to_ms:  # retried early, or still in backoff
                 self._segments[-1] = Segment("backoff", backoff.from_ms, ts_ms, still)
                 self._since_ms = ts_ms
                 return
@@ -153,9 +164,9 @@ class _Builder:
             self._segments.append(Segment(self._phase, self._since_ms, ts_ms, still))
         self._since_ms = ts_ms
 
-    def _attempt(self, end: Any) -> Attempt:
+    def _attempt(self, end: Any) -> AttemptBar:
         self._runs += any(segment.phase == "run" for segment in self._segments)
-        made = Attempt(self._runs, tuple(self._segments), end, self._worker)
+        made = AttemptBar(self._runs, tuple(self._segments), end, self._worker)
         self._segments, self._worker = [], ""
         return made
 
@@ -192,7 +203,7 @@ def sparkline(rows: Sequence[tuple[float, float]], *, now_s: float) -> str:
 
 
 class HeatMap(msgspec.Struct, frozen=True):
-    """How many jobs took how long, over time. A cell is (column, row, level 1 to 6, text)."""
+    """Numbers of jobs by time and duration. A cell is (column, row, level 1 to 6, text)."""
 
     verb: str
     jobs: int
@@ -230,3 +241,112 @@ def _band_text(band: int) -> str:
     if band == len(_BANDS_MS):
         return f"over {duration(_BANDS_MS[-1])}"
     return f"between {duration(_BANDS_MS[band - 1])} and {duration(_BANDS_MS[band])}"
+
+
+class Hour(msgspec.Struct, kw_only=True):
+    """One hour of one queue. Times are the maximum of its tasks and workers, in milliseconds."""
+
+    hour_ms: int
+    contract: str
+    queue: str
+    submitted: int = 0
+    completed: int = 0
+    retried: int = 0
+    dead: int = 0
+    lost: int = 0
+    p95_wait_ms: float = 0.0
+    p95_run_ms: float = 0.0
+
+
+class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One invariant and its result in the last audit."""
+
+    invariant: str
+    text: str = ""
+    jobs: int = 0
+    violations: int = 0
+
+
+class LakeHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The history of a lake. `missing` says why a part of it cannot be shown."""
+
+    lake: str
+    hours: list[Hour] = []
+    verdicts: list[InvariantResult] = []
+    gaps: int = 0
+    missing: str = ""
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    files: dict[str, dict[str, list[str]]] = {}
+
+
+class _AuditTotal(msgspec.Struct, frozen=True):
+    verdicts: list[InvariantResult] = []
+
+
+class _AuditState(msgspec.Struct, frozen=True):
+    total: _AuditTotal | None = None
+
+
+def read_history(lake: str, *, queue: str = "") -> LakeHistory:
+    """Read the tables of a lake in a local folder. Blocking: call it in a thread."""
+    folder = Path(lake)
+    if not lake or "://" in lake:
+        return LakeHistory(
+            lake=lake, missing="name a lake in a local folder: the setting gateway.lake"
+        )
+    if not (folder / "lake.json").exists():
+        missing = f"there is no lake in {lake} yet: tenure pipeline capture fills one"
+        return LakeHistory(lake=lake, missing=missing)
+    audit = _json(folder / "audit" / "state.json", _AuditState())
+    manifest = _json(folder / "tables" / "_manifest.json", _Manifest())
+    by_day = manifest.files.get("metrics_hourly", {})
+    newest = sorted(by_day, reverse=True)[:_DAYS_MAX]
+    hours: list[Hour] = []
+    missing = "" if by_day else "the lake has no tables yet: tenure pipeline tables makes them"
+    try:
+        hours = _hours(_rows([folder / path for day in newest for path in by_day[day]]), queue)
+    except UsageError as error:
+        missing = str(error)
+    return LakeHistory(
+        lake=lake,
+        hours=hours,
+        verdicts=audit.total.verdicts if audit.total else [],
+        gaps=len(list((folder / "gaps").glob("*.json"))),
+        missing=missing,
+    )
+
+
+def _rows(paths: list[Path]) -> list[dict[str, Any]]:
+    if not paths:
+        return []
+    try:
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError:
+        raise UsageError("pyarrow reads the tables; pip install 'tenure[history]'") from None
+    # Each file separately: as a data set, the name of its folder would become a column.
+    return [row for path in paths for row in parquet.ParquetFile(path).read().to_pylist()]
+
+
+def _hours(rows: list[dict[str, Any]], queue: str) -> list[Hour]:
+    found: dict[tuple[int, str, str], Hour] = {}
+    for row in rows:
+        if queue and queue not in (row["queue"], f"{row['contract']}:{row['queue']}"):
+            continue
+        key = (row["hour_ms"], row["contract"], row["queue"])
+        hour = found.setdefault(key, Hour(hour_ms=key[0], contract=key[1], queue=key[2]))
+        for name in _SUMMED:
+            setattr(hour, name, getattr(hour, name) + int(row.get(name) or 0))
+        for name in _LARGEST:
+            setattr(hour, name, max(getattr(hour, name), float(row.get(name) or 0)))
+    newest = sorted(found.values(), key=lambda hour: (-hour.hour_ms, hour.contract, hour.queue))
+    return newest[:_HOURS_MAX]
+
+
+def _json(path: Path, default: Any) -> Any:
+    """The file as the type of `default`, or `default` if it is missing or of another version."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type(default))
+    except (OSError, msgspec.MsgspecError):
+        return default

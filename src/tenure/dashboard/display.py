@@ -1,8 +1,9 @@
-"""Stored values as people read them: errors, durations, times, facts of a job."""
+"""Formats stored values for people: errors, durations, times, details of a job."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
@@ -31,8 +32,13 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     stack: str = ""
 
 
+def now_ms() -> int:
+    """The wall clock in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
 def decode_json(raw: bytes) -> Any:
-    """The value, None for no bytes; what is no JSON comes back as text."""
+    """The decoded value, None for no bytes; bytes that are not JSON are returned as text."""
     if not raw:
         return None
     try:
@@ -42,7 +48,7 @@ def decode_json(raw: bytes) -> Any:
 
 
 def error_info(raw: bytes) -> ErrorInfo:
-    """The error of a job; empty for a job that has none."""
+    """The error of a job; empty if it has none."""
     value = decode_json(raw)
     if value is None:
         return ErrorInfo()
@@ -74,13 +80,13 @@ def _first(value: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _class_in(text: str) -> str:
-    """The first line of the text before the first colon."""
+    """The text before the first colon, its first line."""
     head = text.partition(":")[0].strip()
     return head.splitlines()[0][:_CLASS_CHARS_MAX] if head else ""
 
 
 def duration(ms: float | None) -> str:
-    """A length of time in two or three digits.
+    """A duration in two or three digits.
 
     >>> [duration(ms) for ms in (0.4, 17, 1_540, 61_000, 5_400_000, 200_000_000, None)]
     ['<1 ms', '17 ms', '1.5 s', '1 min', '1.5 h', '2.3 d', '-']
@@ -100,7 +106,7 @@ def duration(ms: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Thousands apart, small rates with a decimal.
+    """A number with spaces between thousands; small rates with decimals.
 
     >>> number(1234567), number(0.25), number(12.0)
     ('1 234 567', '0.25', '12')
@@ -111,7 +117,7 @@ def number(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A part of the whole.
+    """A share as a percentage.
 
     >>> share(0.0), share(0.004), share(0.5)
     ('0 %', '0.4 %', '50 %')
@@ -121,7 +127,7 @@ def share(value: float) -> str:
 
 
 def moment(ts_ms: int) -> str:
-    """A time of day with its date, in UTC; "-" for none."""
+    """Date and time in UTC; "-" for 0."""
     if not ts_ms:
         return "-"
     when = datetime.fromtimestamp(ts_ms / 1000, UTC)
@@ -129,12 +135,12 @@ def moment(ts_ms: int) -> str:
 
 
 def clock(ts_ms: int) -> str:
-    """A time of day to the millisecond."""
+    """The time of day in UTC with milliseconds; "-" for 0."""
     return moment(ts_ms)[11:] if ts_ms else "-"
 
 
 def ago(ts_ms: int, now_ms: int) -> str:
-    """How long ago."""
+    """How long ago, or in how long."""
     if not ts_ms:
         return "-"
     delta = now_ms - ts_ms
@@ -142,14 +148,14 @@ def ago(ts_ms: int, now_ms: int) -> str:
 
 
 def job_path(queue: str, job_id: str) -> str:
-    """Where the page of a job is."""
+    """The path of the page of a job."""
     return f"/jobs/{quote(queue, safe=':')}/{quote(job_id, safe='')}"
 
 
 def pretty(value: Any) -> str:
-    """JSON for people: indented, letters as they are, large integers exact.
+    """Indented JSON, without escaped letters and with exact large integers.
 
-    Where the spaces would make it very long it is not indented, and it is cut off.
+    If indentation would make it very long it is not indented, and it is cut off at 1 MiB.
     """
     raw = msgspec.json.encode(value, enc_hook=str)
     if len(raw) + _spaces(raw) <= _PRETTY_MAX:
@@ -159,20 +165,20 @@ def pretty(value: Any) -> str:
 
 
 def _spaces(raw: bytes) -> int:
-    """How many bytes the indentation of JSON takes, counted from what is outside of its strings."""
+    """How many bytes the indentation of JSON takes, counted without decoding it."""
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
     steps = b"".join(bare).translate(_STEPS, _NOT_SHAPE)
     return len(steps) + 2 * sum(accumulate(memoryview(steps).cast("b")))
 
 
 def brief_of(data: Any) -> str:
-    """Data of an event in one line, cut off where it gets long."""
+    """The data of an event in one line of at most 400 characters."""
     text = "" if data in (None, {}, "") else msgspec.json.encode(data, enc_hook=str).decode()
     return text if len(text) <= 400 else f"{text[:400]}…"
 
 
 def progress_of(job: JobRecord) -> float | None:
-    """A number from 0 to 100, if that is what the job reports."""
+    """The progress from 0 to 100, None if the job reports something else."""
     value = decode_json(job.progress)
     if isinstance(value, dict):
         value = value.get("percent", value.get("progress"))
@@ -182,7 +188,7 @@ def progress_of(job: JobRecord) -> float | None:
 
 
 def facts_of(job: JobRecord) -> list[tuple[str, str]]:
-    """What there is to say of a job beside its state; nothing that is empty."""
+    """The details of a job besides its state; empty ones are left out."""
     facts = [
         ("Contract", job.contract),
         (
@@ -202,9 +208,9 @@ def facts_of(job: JobRecord) -> list[tuple[str, str]]:
 
 
 def trace_link(trace_url: str, trace: str) -> tuple[str, str]:
-    """The trace id of a W3C traceparent, and a link to it if `trace_url` is set.
+    """The trace id of a W3C traceparent, and its link if `trace_url` is set.
 
-    Other programs write this field too: what is no id would change the path of the link.
+    Other programs write this field too, so the id is checked before it becomes part of a link.
     """
     parts = trace.split("-")
     if len(parts) < 4 or not _TRACE_ID.fullmatch(parts[1]):

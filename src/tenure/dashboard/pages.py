@@ -1,4 +1,4 @@
-"""What each page shows: its template and the values for it. Nothing here changes anything."""
+"""The pages: the template and the values of each. They only read."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
+from tenure.core.registry import find_contract
 from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
-from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
+from tenure.dashboard.charts import Timeline, heat_map, read_history, sparkline, timeline
 from tenure.dashboard.display import (
     brief_of,
     decode_json,
     error_info,
     facts_of,
     job_path,
+    now_ms,
     pretty,
     progress_of,
     trace_link,
 )
-from tenure.dashboard.history import read_past
+from tenure.dashboard.finder import COUNT_MAX, JobFinder
 from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
-from tenure.dashboard.search import COUNT_MAX, HELP, Finder, SearchError, parse_now
+from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
-    Warn,
+    QueueWarning,
     by_kind,
     dead_letters,
     deliveries,
@@ -48,7 +50,7 @@ from tenure.dashboard.views import (
     warnings,
     workers,
 )
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.watch import JournalWatch
 
 _EVENTS_PAGE = 1_000
 _EVENTS_MAX = 5_000
@@ -58,46 +60,10 @@ _WORKERS_SHOWN = 500
 _AUDIT_PAGE = 100
 _SPAN_S = 300
 
-# How the clients of some contracts submit a job; curl and the command line work for every queue.
-_NATIVE = {
-    "streams": (
-        "curl, the contract's own endpoint",
-        """\
-curl -s {base}/v1/jobs -H 'content-type: application/json' \\
-  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'""",
-    ),
-    "bullmq": (
-        "Node, with the bullmq package",
-        """\
-import {{ Queue }} from 'bullmq'
-const queue = new Queue('{short}', {{ connection: {{ url: '{store}' }} }})
-await queue.add({task}, {payload})
-await queue.close()""",
-    ),
-    "omniq": (
-        "Python, with the contract's own client",
-        """\
-import asyncio, json
-from tenure.contracts.omniq import Client
-
-async def main():
-    async with Client('{store}') as client:
-        print(await client.publish('{short}', json.loads({quoted})))
-
-asyncio.run(main())""",
-    ),
-    "plane": (
-        "curl, the contract's own endpoint",
-        """\
-curl -s {base}/v1/plane/jobs -H 'content-type: application/json' \\
-  -d {body}""",
-    ),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request whose caller is known. `form` holds the posted fields, in order."""
+    """An authenticated request. `form` has the posted fields, in order."""
 
     request: Request
     caller: Caller
@@ -105,12 +71,12 @@ class PageRequest:
 
     @property
     def may_act(self) -> bool:
-        """Whether the pages show buttons, and the buttons do something."""
+        """Whether the pages show buttons for actions."""
         return self.caller.may("admin")
 
     @property
     def who(self) -> str:
-        """For the audit log."""
+        """The name of the caller in the audit log."""
         return self.caller.who
 
     def field(self, name: str, default: str = "") -> str:
@@ -127,7 +93,7 @@ class PageRequest:
 
     @property
     def base_url(self) -> str:
-        """Where the client reaches this gateway."""
+        """The address of this gateway as the client sees it."""
         return str(self.request.base_url).rstrip("/")
 
 
@@ -140,38 +106,38 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class SubmitExample(msgspec.Struct, frozen=True):
-    """Ready-made ways to submit a job to one queue, to be copied."""
+    """Commands and code that submit a job to one queue, to be copied."""
 
     queue: str
     contract: str
     task: str
     payload: str
-    ways: list[tuple[str, str]]
+    examples: list[tuple[str, str]]
 
 
 PageHandler: TypeAlias = Callable[[PageRequest], Coroutine[Any, Any, Page]]
 
 
 def with_params(path: str, **params: Any) -> str:
-    """A local address with parameters, those left out that are empty."""
+    """A local address with those parameters that are not empty."""
     kept = {name: value for name, value in params.items() if value not in ("", None)}
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
 class Pages:
-    """The pages by their paths. Each takes a request and returns template and values."""
+    """The handlers of the pages. Each takes a request and returns template and values."""
 
     def __init__(
         self,
         queues: QueueRegistry,
-        finder: Finder,
+        finder: JobFinder,
         actions: Actions,
-        watch: Watch,
+        watch: JournalWatch,
         redaction: Redaction,
         *,
         trace_url: str = "",
         lake: str = "",
-        store_warnings: Callable[[], Awaitable[list[Warn]]],
+        store_warnings: Callable[[], Awaitable[list[QueueWarning]]],
     ) -> None:
         self._queues = queues
         self._finder = finder
@@ -183,7 +149,7 @@ class Pages:
         self._store_warnings = store_warnings
 
     def handlers(self) -> dict[str, PageHandler]:
-        """By path."""
+        """The handlers by path."""
         return {
             "/": self._overview,
             "/jobs": self._jobs,
@@ -199,7 +165,7 @@ class Pages:
         }
 
     async def _overview(self, request: PageRequest) -> Page:
-        await self._watch.look()
+        await self._watch.sample()
         now_s = int(time.time())
         observers = self._watch.observers.values()
         seconds = [second for observer in observers for second in observer.window()]
@@ -217,7 +183,7 @@ class Pages:
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
                 "heat_wait": heat_map(seconds, "wait", now_s=now_s),
                 "heat_run": heat_map(seconds, "run", now_s=now_s),
-                "queues": [self._queue_row(served) for served in self._queues],
+                "queues": [self._queue_row(queue) for queue in self._queues],
                 "warnings": await self._warnings(now_s * 1000),
                 "boxes": await self._examples(request.base_url),
                 "errors": [
@@ -251,22 +217,22 @@ class Pages:
         return Page("jobs.html", values)
 
     async def _confirm(self, request: PageRequest) -> Page:
-        """How many jobs an action would meet, before it is begun."""
+        """How many jobs a bulk action would affect, before it starts."""
         text, verb = request.query("q"), request.query("verb")
         if verb not in VERBS:
-            raise NotFound(f"there is no action {verb!r}; there are {', '.join(VERBS)}")
+            raise NotFound(f"{verb!r} is not an action; the actions are {', '.join(VERBS)}")
         count = await self._finder.count(parse_now(text), scan_max=COUNT_MAX)
         title = f"{verb.capitalize()} jobs"
         return Page("confirm.html", {"title": title, "q": text, "verb": verb, "count": count})
 
     async def _job(self, request: PageRequest) -> Page:
         queue = request.request.path_params["queue"]
-        served = self._queues[queue]
-        job = await served.ledger.get(request.request.path_params["job_id"])
+        open_queue = self._queues[queue]
+        job = await open_queue.ledger.get(request.request.path_params["job_id"])
         if job is None:
-            raise NotFound("there is no such job (any more): it expired, was removed, or never was")
+            raise NotFound("there is no such job: it has expired, was removed, or never existed")
         job = await self._redaction.seen(job)
-        events = await _events(served, job.job_id)
+        events = await _events(open_queue, job.job_id)
         latest = await self._redaction.events(events[-_EVENTS_SHOWN:])
         payload = decode_json(job.payload)
         return Page(
@@ -288,24 +254,24 @@ class Pages:
                 "facts": facts_of(job),
                 "trace": trace_link(self._trace_url, job.trace),
                 "curl": _curl(request.base_url, queue, job.task, payload),
-                "command": _command(served.address, job.task, payload),
+                "command": _command(open_queue.address, job.task, payload),
                 "my_path": job_path(queue, job.job_id),
             },
         )
 
     async def _queues_page(self, request: PageRequest) -> Page:
-        await self._watch.look()
+        await self._watch.sample()
         spreads = await asyncio.gather(
             *(waiting_spread(name, self._finder) for name in self._queues.names)
         )
         rows = [
-            {**self._queue_row(served), "spread": spread}
-            for served, spread in zip(self._queues, spreads, strict=True)
+            {**self._queue_row(queue), "spread": spread}
+            for queue, spread in zip(self._queues, spreads, strict=True)
         ]
         return Page("queues.html", {"title": "Queues", "queues": rows})
 
     async def _workers(self, request: PageRequest) -> Page:
-        await self._watch.look()
+        await self._watch.sample()
         found = await workers(self._queues, self._finder, self._watch)
         text = request.query("q")
         shown = [
@@ -341,10 +307,10 @@ class Pages:
     async def _outbox(self, request: PageRequest) -> Page:
         names = outboxes(self._queues)
         if not names:
-            raise NotFound("no queue of this gateway has an outbox; an inbox+... queue has one")
+            raise NotFound("no queue of this gateway has an outbox")
         queue, kind = request.query("queue") or names[0], request.query("kind")
         if kind not in DELIVERY_KINDS:
-            raise NotFound(f"there are no such events; there are {', '.join(KINDS)}")
+            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {', '.join(KINDS)}")
         found = await deliveries(
             self._queues, queue, self._redaction, kind=kind, after=request.query("after")
         )
@@ -374,8 +340,8 @@ class Pages:
 
     async def _history(self, request: PageRequest) -> Page:
         queue = request.query("q")
-        past = await asyncio.to_thread(read_past, self._lake, queue=queue)
-        return Page("history.html", {"title": "History", "past": past, "q": queue})
+        history = await asyncio.to_thread(read_history, self._lake, queue=queue)
+        return Page("history.html", {"title": "History", "history": history, "q": queue})
 
     async def _bulk(self, request: PageRequest) -> Page:
         bulk = self._actions.bulk(request.request.path_params["bulk_id"])
@@ -383,92 +349,93 @@ class Pages:
         title = f"{bulk.verb.capitalize()} jobs"
         return Page("bulk.html", {"title": title, "bulk": bulk, "back": back})
 
-    async def _warnings(self, now_ms: int) -> list[Warn]:
+    async def _warnings(self, now_ms: int) -> list[QueueWarning]:
         found = warnings(self._watch, now_ms=now_ms)
         try:
             found += await overdue(self._finder, now_ms=now_ms)
             return [*found, *(await self._store_warnings())]
-        except StoreError:  # which is among what was found
+        except StoreError:  # `warnings` has reported it already
             return found
 
     def _timeline(self, queue: str, job: JobRecord, events: list[JobEvent]) -> Timeline:
-        """By the job's own events, or by the journal if those show fewer attempts."""
-        now_ms = time.time_ns() // 1_000_000
-        own = timeline(job, events, now_ms=now_ms)
+        """From the job's own events, or from the journal if that has more attempts."""
+        read_ms = now_ms()
+        own = timeline(job, events, now_ms=read_ms)
         if own.total >= job.attempt:
             return own
         history = self._watch.observers[queue].history(job.job_id)
-        journaled = timeline(job, history, now_ms=now_ms)
+        journaled = timeline(job, history, now_ms=read_ms)
         return journaled if journaled.total > own.total else own
 
     async def _examples(self, base: str) -> list[SubmitExample]:
         """How to submit to each queue, with its newest job as the example."""
-        made = []
-        for served in self._queues:
-            if getattr(served.ledger, "is_outbox", False):
-                continue  # its jobs are made by the steps of other jobs
-            job = await self._newest(served)
+        examples = []
+        for queue in self._queues:
+            if queue.ledger.features.is_outbox:
+                continue  # jobs of an outbox are made by other jobs, not submitted
+            job = await self._newest(queue)
             task = job.task if job else "chat"
             payload = decode_json(job.payload) if job else {"prompt": "Say hello."}
-            made.append(_example(served, base, task, payload))
-        return made
+            examples.append(_example(queue, base, task, payload))
+        return examples
 
-    async def _newest(self, served: OpenQueue) -> JobRecord | None:
+    async def _newest(self, queue: OpenQueue) -> JobRecord | None:
         try:
-            page = await self._finder.page(parse_now(f"queue:{served.name}"), limit=1)
-            job = await served.ledger.get(page.jobs[0].job.job_id) if page.jobs else None
+            page = await self._finder.page(parse_now(f"queue:{queue.name}"), limit=1)
+            job = await queue.ledger.get(page.jobs[0].job.job_id) if page.jobs else None
         except StoreError:
             return None
         return await self._redaction.seen(job) if job is not None else None
 
-    def _queue_row(self, served: OpenQueue) -> dict[str, Any]:
-        observer = self._watch.observers[served.name]
+    def _queue_row(self, queue: OpenQueue) -> dict[str, Any]:
+        observer = self._watch.observers[queue.name]
         counts = observer.counts or Counts({})
         now_s = time.time()
         depths = [(at, by_kind(each)["waiting"]) for at, each in observer.depths]
-        rates = [(row[0], row[3]) for row in self._watch.series(served.name)]
+        rates = [(row[0], row[3]) for row in self._watch.series(queue.name)]
         return {
-            "name": served.name,
-            "contract": served.contract,
+            "name": queue.name,
+            "contract": queue.contract,
             "counts": counts,
             "away": observer.away,
             "states": [(state, count) for state, count in counts.states.items() if count],
-            "figures": self._watch.figures(served.name, span_s=_SPAN_S),
-            "per_s": self._watch.rate(served.name),
+            "figures": self._watch.figures(queue.name, span_s=_SPAN_S),
+            "per_s": self._watch.rate(queue.name),
             "depth_spark": sparkline(depths, now_s=now_s),
             "rate_spark": sparkline(rates, now_s=now_s),
         }
 
 
-async def _events(served: OpenQueue, job_id: str) -> list[JobEvent]:
+async def _events(queue: OpenQueue, job_id: str) -> list[JobEvent]:
     events: list[JobEvent] = []
     while not is_full(events, _EVENTS_MAX):
         after = events[-1].event_id if events else ""
-        page = await served.ledger.events(job_id, after=after, limit=_EVENTS_PAGE)
+        page = await queue.ledger.events(job_id, after=after, limit=_EVENTS_PAGE)
         events += page
         if not is_full(page, _EVENTS_PAGE):
             break
     return events
 
 
-def _example(served: OpenQueue, base: str, task: str, payload: Any) -> SubmitExample:
-    ways = [
-        ("curl", _curl(base, served.name, task, payload)),
-        ("command line", _command(served.address, task, payload)),
+def _example(queue: OpenQueue, base: str, task: str, payload: Any) -> SubmitExample:
+    examples = [
+        ("curl", _curl(base, queue.name, task, payload)),
+        ("command line", _command(queue.address, task, payload)),
     ]
-    if served.contract in _NATIVE:
-        name, text = _NATIVE[served.contract]
+    contract = find_contract(queue.contract)
+    if contract is not None and contract.submit_example is not None:
+        name, text = contract.submit_example
         filled = text.format(
             base=base,
-            short=served.name.partition(":")[2] or "jobs",
-            store=served.address.partition("+")[2].partition("?")[0],
+            short=queue.name.partition(":")[2] or "jobs",
+            store=queue.address.partition("+")[2].partition("?")[0],
             task=_json(task),
             payload=_json(payload),
             quoted=repr(_json(payload)),
             body=shlex.quote(_json({"task": task, "payload": payload})),
         )
-        ways.append((name, filled))
-    return SubmitExample(served.name, served.contract, task, _json(payload), ways)
+        examples.append((name, filled))
+    return SubmitExample(queue.name, queue.contract, task, _json(payload), examples)
 
 
 def _curl(base: str, queue: str, task: str, payload: Any) -> str:

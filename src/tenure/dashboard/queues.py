@@ -1,43 +1,36 @@
-"""The queues that a dashboard shows, by name, and what the states of their contracts mean."""
+"""The queues of a dashboard by name, and the kinds of their contracts' states and events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from functools import cache
+from typing import Literal, TypeVar, get_args
 
 from tenure.core.errors import NotFound, StoreError
+from tenure.core.registry import contracts, find_contract
 from tenure.core.seam import Journal, Ledger, Queue
-from tenure.core.state import MACHINES
+from tenure.core.state import Kind
 
 T = TypeVar("T")
 
-Kind = Literal["waiting", "running", "done", "failed", "cancelled", "other"]
-KINDS: tuple[Kind, ...] = ("waiting", "running", "done", "failed", "cancelled")
-
-_STATES: dict[Kind, str] = {
-    "waiting": "waiting queued wait prioritized delayed waiting-children paused pending scheduled",
-    "running": "running active claimed fetching processing uploading",
-    "done": "done completed succeeded",
-    "failed": "failed error dlq dead_letter dead",
-    "cancelled": "canceled cancelled",
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# What a job becomes with an event of the journal.
+_KIND_OF_EVENT: dict[str, Kind] = {
+    **dict.fromkeys(
+        ("retry", "snooze", "release", "reap", "promote", "reopen", "submit"), "waiting"
+    ),
+    "claim": "running",
+    "complete": "done",
+    **dict.fromkeys(("bury", "fail", "expire"), "failed"),
+    "cancel": "cancelled",
 }
-# Types of events that are no states, by what the job became with them.
-_EVENTS: dict[Kind, str] = {
-    "waiting": "added retry retrying snooze release stalled reap promote reopen submit",
-    "running": "started claim",
-    "done": "complete",
-    "failed": "bury fail expire",
-    "cancelled": "cancel",
-}
-_KIND_OF_STATE = {word: kind for kind, words in _STATES.items() for word in words.split()}
-_KIND_OF_EVENT = {word: kind for kind, words in _EVENTS.items() for word in words.split()}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenQueue:
-    """One queue with the three sides of the seam. `name` is unique within a registry.
+    """One queue with its ledger and journal. `name` is unique within a registry.
 
     `address` is its URL without a password. `outbox` holds its webhook events, if it has any.
     """
@@ -51,14 +44,14 @@ class OpenQueue:
     outbox: Ledger | None = None
 
     async def close(self) -> None:
-        """Close the connections of all sides."""
+        """Close all connections."""
         for part in (self.queue, self.ledger, self.journal, self.outbox):
             if part is not None:
                 await part.close()
 
 
 class QueueRegistry:
-    """Queues by name, in the order in which they were given."""
+    """Queues by name, in the order of the settings."""
 
     def __init__(self, queues: Iterable[OpenQueue]) -> None:
         self._queues = {queue.name: queue for queue in queues}
@@ -78,9 +71,9 @@ class QueueRegistry:
         return queue
 
 
-async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
-    """The answer of each queue, None where its store is away; an error where all stores are."""
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+async def gather_available(calls: Iterable[Awaitable[T]]) -> list[T | None]:
+    """The results, None for a queue whose store does not answer; raises if no store answers."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     failed = [each for each in answers if isinstance(each, BaseException)]
     for error in failed:
         if not isinstance(error, StoreError) or len(failed) == len(answers):
@@ -88,22 +81,32 @@ async def gather_available(asked: Iterable[Awaitable[T]]) -> list[T | None]:
     return [None if isinstance(each, BaseException) else each for each in answers]
 
 
-def kind_of(state: str) -> Kind:
-    """The kind of a state, whichever contract it belongs to.
+@cache
+def _kind_of_state() -> dict[str, Kind]:
+    """The kind of every state of every contract."""
+    kinds: dict[str, Kind] = {}
+    for contract in contracts().values():
+        kinds |= contract.kinds
+        kinds |= {state.lower(): contract.machine.kind(state) for state in contract.machine.states}
+    return kinds
+
+
+def kind_of(state: str) -> Kind | Literal["other"]:
+    """The kind of a state of any contract.
 
     >>> [kind_of(word) for word in ("prioritized", "DLQ", "uploading", "mine")]
     ['waiting', 'failed', 'running', 'other']
     """
-    return _KIND_OF_STATE.get(state.lower(), "other")
+    return _kind_of_state().get(state.lower(), "other")
 
 
 def event_kind(word: str) -> Kind | None:
-    """What a job became with this event; None for news that change nothing, such as progress."""
+    """The kind of state after an event; None for events without a change, such as progress."""
     lowered = word.lower()
-    return _KIND_OF_STATE.get(lowered) or _KIND_OF_EVENT.get(lowered)
+    return _kind_of_state().get(lowered) or _KIND_OF_EVENT.get(lowered)
 
 
 def states_of(contract: str, counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The states a queue knows: those of its machine and those that its counts name."""
-    machine = MACHINES.get(contract)
-    return tuple(dict.fromkeys((*(machine.states if machine else ()), *counted)))
+    """The states of a queue: those of its state machine and those in its counts."""
+    found = find_contract(contract)
+    return tuple(dict.fromkeys((*(found.machine.states if found else ()), *counted)))

@@ -1,54 +1,40 @@
-"""The language of the search box, and the search over the ledgers of all queues.
+"""The search language of pages and /api.
 
     queue:mail is:failed error:ConnectionError task:send since:2h -payload.plan=free "timed out"
 
-`parse` reads a search, `Search.matches` judges one job, `Finder` pages through all queues. The text
-is the URL's `q`, so every search is a link.
+`parse` parses a search, `Search.matches` tests one job, and `finder` runs a search over all queues.
+The text is the parameter `q` of the URL, so every search is a link.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import difflib
-import heapq
 import re
-import time
-from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from tenure.core.errors import Conflict, StoreError, UsageError
+from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord
-from tenure.core.redaction import Redaction, size_of, without_contents
-from tenure.core.seam import PAGE_BYTES, Query, weight
-from tenure.dashboard.display import decode_json, error_class
-from tenure.dashboard.queues import (
-    KINDS,
-    OpenQueue,
-    QueueRegistry,
-    gather_available,
-    kind_of,
-    states_of,
-)
+from tenure.dashboard.display import decode_json, error_class, now_ms
+from tenure.dashboard.queues import KINDS, kind_of
 
 HELP = (
     ("queue:NAME", "jobs of one queue"),
-    ("is:failed", f"by kind, whichever contract: {', '.join(KINDS)}"),
+    ("is:failed", f"by kind, for every contract: {', '.join(KINDS)}"),
     ("state:WORD", "by the contract's own state, several with commas"),
-    ("task:NAME", "by task; * stands for anything"),
-    ("error:CLASS", "by error class; * stands for anything"),
-    ("id:ID", "one job; * stands for anything"),
+    ("task:NAME", "by task; * matches anything"),
+    ("error:CLASS", "by error class; * matches anything"),
+    ("id:ID", "one job; * matches anything"),
     ("worker:NAME", "by the worker that has or had it"),
     ("payload.user.id=7", "by a field of the payload; result.x works too"),
     ("attempt>1", "by the number of attempts; also < and ="),
     ("since:2h  before:2026-01-31", "created within, or before; 30s, 15m, 2h, 7d or a date"),
     ('"two words"', "text in id, task, error or payload"),
-    ("-task:x", "a minus turns a term round"),
+    ("-task:x", "a minus negates a term"),
 )
 
 _FIELDS = ("queue", "is", "state", "task", "error", "id", "worker", "since", "before", "attempt")
@@ -63,20 +49,9 @@ _TEXT_MAX = 1_000
 _TERMS_MAX = 20
 _DIGITS_MAX = 18
 
-_PAGE = 50
-_BATCH = 200
-_SCAN_MAX = 4_000
-COUNT_MAX = 20_000
-_TIE_CHARS = 10
-_YIELD_S = 0.01  # after so long the event loop runs other requests
-_BUDGET_S = 5.0
-_BUDGET_BYTES = 32 * 1024 * 1024
-_LEDGER_SCAN = 5_000
-_EMPTY_PAGES_MAX = 3  # a ledger looks at some thousand jobs for one page
-
 
 class SearchError(UsageError):
-    """The text cannot be parsed; the message says what would be right."""
+    """The search cannot be parsed; the message says what is accepted."""
 
     code = "invalid"
 
@@ -97,7 +72,7 @@ class Search(msgspec.Struct, frozen=True):
     terms: tuple[Term, ...] = ()
 
     def wants_queue(self, queue: str) -> bool:
-        """Whether jobs of this queue can match at all."""
+        """Whether jobs of this queue can match."""
         terms = [term for term in self.terms if term.name == "queue"]
         return all(_like(queue, term.value) != term.negated for term in terms)
 
@@ -111,12 +86,12 @@ class Search(msgspec.Struct, frozen=True):
 
     @property
     def task(self) -> str:
-        """The one task that is asked for by its full name, else ""."""
+        """The task, if the search names exactly one, else ""."""
         return self._exact("task")
 
     @property
     def job_id(self) -> str:
-        """The one job that is asked for by its full id, else ""."""
+        """The job id, if the search names exactly one, else ""."""
         return self._exact("id")
 
     def _exact(self, name: str) -> str:
@@ -132,13 +107,13 @@ class Search(msgspec.Struct, frozen=True):
         return max(found, default=0)
 
     def matches(self, job: JobRecord, queue: str) -> bool:
-        """Whether a job of the queue of that name fulfils every term."""
+        """Whether a job of this queue matches every term."""
         read = _ReadJob(job)
         return all(_holds(term, read, queue) != term.negated for term in self.terms)
 
 
 def parse(text: str, *, now_ms: int) -> Search:
-    """Read a search; relative times count from `now_ms`."""
+    """Parse a search; relative times count from `now_ms`."""
     if len(text) > _TEXT_MAX:
         raise SearchError(f"a search has at most {_TEXT_MAX} characters")
     terms = tuple(dict.fromkeys(_term(token, now_ms) for token in _TOKEN.findall(text)))
@@ -148,13 +123,13 @@ def parse(text: str, *, now_ms: int) -> Search:
 
 
 def _cost(term: Term) -> int:
-    """How many terms it counts for: each value of a field of the payload is looked for anew."""
+    """The cost in terms: each value of a payload field is searched for separately."""
     return 1 + term.value.count(",") if term.name.startswith(("payload", "result")) else 1
 
 
 def parse_now(text: str) -> Search:
-    """Read a search; relative times count from now."""
-    return parse(text, now_ms=time.time_ns() // 1_000_000)
+    """Parse a search; relative times count from now."""
+    return parse(text, now_ms=now_ms())
 
 
 def _term(token: str, now_ms: int) -> Term:
@@ -173,7 +148,7 @@ def _term(token: str, now_ms: int) -> Term:
 
 
 def _unknown(token: str, name: str, *, negated: bool) -> Term:
-    """A mistyped field is an error; what is no field, such as a URL, is text."""
+    """A mistyped field is an error; other words with a colon, such as a URL, are text."""
     close = difflib.get_close_matches(name.lower(), (*_FIELDS, "payload", "result"), n=1)
     if close:
         raise SearchError(f"there is no {name!r} to search by, did you mean {close[0]!r}?")
@@ -190,7 +165,7 @@ def _value(name: str, op: str, value: str, now_ms: int) -> str:
             raise SearchError(f"attempt is compared with a number, not {value[:40]!r}")
         return value
     if name == "is" and (wrong := set(value.split(",")) - set(KINDS)):
-        raise SearchError(f"is:{min(wrong)} is unknown; there are {', '.join(KINDS)}")
+        raise SearchError(f"is:{min(wrong)} is unknown; the kinds are {', '.join(KINDS)}")
     return value
 
 
@@ -207,7 +182,7 @@ def _moment(value: str, now_ms: int) -> int:
         return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise SearchError(
-            f"{value[:40]!r} is no time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
+            f"{value[:40]!r} is not a time; write 30s, 15m, 2h, 7d, or 2026-01-31T12:00 (UTC)"
         ) from None
 
 
@@ -216,7 +191,7 @@ def _unquoted(text: str) -> str:
 
 
 def _like(text: str, pattern: str) -> bool:
-    """Any of the comma-separated patterns; only `*` is special."""
+    """Whether the text matches one of the comma-separated patterns; only `*` is special."""
     escaped = (re.sub(r"([\[?])", r"[\1]", part) for part in pattern.split(","))
     return any(fnmatchcase(text, part) for part in escaped)
 
@@ -228,7 +203,7 @@ def _in_state(state: str, term: Term) -> bool:
 
 
 class _ReadJob:
-    """A job, and what is made of it for the terms: each once, whatever their number."""
+    """A job with its decoded parts, each decoded at most once for all terms."""
 
     def __init__(self, job: JobRecord) -> None:
         self.job = job
@@ -245,24 +220,23 @@ class _ReadJob:
 
 
 def _holds(term: Term, read: _ReadJob, queue: str) -> bool:
-    job = read.job
     match term.name:
         case "queue":
             return _like(queue, term.value)
         case "is" | "state":
-            return _in_state(job.state, Term(term.name, term.op, term.value))
+            return _in_state(read.job.state, Term(term.name, term.op, term.value))
         case "attempt":
-            return _compares(job.attempt, term.op, int(term.value))
+            return _compares(read.job.attempt, term.op, int(term.value))
         case "since":
-            return job.created_ms >= int(term.value)
+            return read.job.created_ms >= int(term.value)
         case "before":
-            return job.created_ms < int(term.value)
+            return read.job.created_ms < int(term.value)
         case "":
             return term.value in read.haystack
         case "error":
             return _like(read.error, term.value)
         case "task" | "id" | "worker":
-            return _like(getattr(job, _ATTRIBUTES[term.name]), term.value)
+            return _like(getattr(read.job, _ATTRIBUTES[term.name]), term.value)
     return _field_holds(term, read)
 
 
@@ -291,310 +265,3 @@ def _value_at(value: Any, path: str) -> Any:
         else:
             return None
     return value
-
-
-class PartlyAway(StoreError):
-    """The store of a queue is away; the jobs of the other queues were found."""
-
-
-class ScanLimit(Exception):
-    """The limit of jobs to look at was reached before the end."""
-
-
-class FoundJob(msgspec.Struct, frozen=True):
-    """A job without its contents, and the name of its queue in this gateway."""
-
-    queue: str
-    job: JobRecord
-
-
-class Found(msgspec.Struct, frozen=True):
-    """Some jobs; `after` continues. `complete` is False when the bound or the budget was met before
-    the page was full, or the store of a queue is away: the list is then that of the others."""
-
-    jobs: list[FoundJob]
-    after: str = ""
-    complete: bool = True
-
-
-class CountView(msgspec.Struct, frozen=True):
-    """How many jobs match; `exact` false means at least so many."""
-
-    jobs: int
-    exact: bool
-
-
-class _Budget:
-    """How long one request may search, and how many bytes of jobs it may look at."""
-
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + _BUDGET_S
-        self.bytes = _BUDGET_BYTES
-
-    @property
-    def is_spent(self) -> bool:
-        return self.bytes <= 0 or time.monotonic() > self._until_s
-
-
-class _Position(msgspec.Struct, array_like=True):
-    """The position in one queue's list. `ended` when it has no more.
-
-    `ties` are the ends of the ids that were taken of the last job's millisecond. Each contract
-    orders such jobs in its own way, and the last one may be gone when the next page is read.
-    """
-
-    begun: str = ""
-    last_id: str = ""
-    last_ms: int = 0
-    ended: bool = False
-    ties: list[str] = msgspec.field(default_factory=list)
-
-    def took(self, job: JobRecord) -> None:
-        if job.created_ms != self.last_ms:
-            self.ties = []
-        self.ties.append(job.job_id[-_TIE_CHARS:])
-        self.last_id, self.last_ms = job.job_id, job.created_ms
-
-    def is_before(self, job: JobRecord) -> bool:
-        """Whether a job is still to be shown, if the last one taken is gone."""
-        if job.created_ms == self.last_ms:
-            return job.job_id[-_TIE_CHARS:] not in self.ties
-        return job.created_ms < self.last_ms
-
-    def turn_to(self, begun: str) -> None:
-        self.begun, self.last_id, self.last_ms, self.ties = begun, "", 0, []
-
-
-class Finder:
-    """Runs searches over the ledgers of all queues, newest jobs first, in bounded steps.
-
-    Each ledger pages by its own cursor, of which only the beginning and the end of a page are
-    known. So a position in the merged list is, per queue, the cursor at which its page began and
-    the last job taken from it: the next call reads that page again and skips what was taken.
-    """
-
-    def __init__(self, queues: QueueRegistry, redaction: Redaction) -> None:
-        self._queues = queues
-        self.redaction = redaction
-        self._states: dict[str, tuple[str, ...]] = {}
-
-    async def page(self, search: Search, *, after: str = "", limit: int = _PAGE) -> Found:
-        """The next jobs that match, as far as the budget of a request goes."""
-        if search.job_id:
-            return Found(await self._by_id(search))
-        positions = _positions(after)
-        sources = await self._sources(search, positions)
-        found = await self._merge(sources, search, limit, _Budget())
-        more = any(not source.position.ended for source in sources)
-        positions |= {source.served.name: source.position for source in sources}
-        away = any(source.away for source in sources)
-        complete = not away and (len(found) >= limit or not more)
-        return Found(found, _cursor(positions) if more else "", complete=complete)
-
-    async def each(
-        self, search: Search, *, step: int = _BATCH, scan_max: int = 0
-    ) -> AsyncIterator[list[FoundJob]]:
-        """All jobs that match, in batches; jobs submitted meanwhile may or may not be among them.
-
-        Jobs may be removed between the batches. If the store of a queue is away, `PartlyAway` is
-        raised after the jobs of the others. `scan_max` bounds the number of jobs that are looked
-        at, and the budget of a request applies; then `ScanLimit` is raised at the bound.
-        """
-        if search.job_id:
-            yield await self._by_id(search)
-            return
-        sources = await self._sources(search, {})
-        budget = _Budget() if scan_max else None
-        while any(not source.position.ended for source in sources):
-            if budget and (budget.is_spent or sum(source.looked for source in sources) >= scan_max):
-                raise ScanLimit
-            yield await self._merge(sources, search, step, budget)
-        _check_any(sources)
-        for source in sources:
-            if source.away is not None:
-                raise PartlyAway(str(source.away))
-
-    async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> CountView:
-        """How many match now, found by a scan: the totals of a queue include removed jobs."""
-        seen = 0
-        try:
-            async for jobs in self.each(search, step=500, scan_max=scan_max):
-                seen += len(jobs)
-                if seen >= most:
-                    return CountView(seen, exact=False)
-        except (PartlyAway, ScanLimit):
-            return CountView(seen, exact=False)
-        return CountView(seen, exact=True)
-
-    async def _by_id(self, search: Search) -> list[FoundJob]:
-        served_queues = [served for served in self._queues if search.wants_queue(served.name)]
-        jobs = await gather_available(served.ledger.get(search.job_id) for served in served_queues)
-        found = [
-            await self._matching(search, served, job)
-            for served, job in zip(served_queues, jobs, strict=True)
-            if job
-        ]
-        return [each for each in found if each]
-
-    async def _sources(self, search: Search, positions: dict[str, _Position]) -> list[_Source]:
-        opened = [await self._source(served, search, positions) for served in self._queues]
-        return [source for source in opened if source is not None]
-
-    async def _source(
-        self, served: OpenQueue, search: Search, positions: dict[str, _Position]
-    ) -> _Source | None:
-        position = positions.get(served.name, _Position())
-        if position.ended or not search.wants_queue(served.name):
-            return None
-        try:
-            states = search.states(await self._known(served))
-        except StoreError as error:
-            return _Source(served, (), search.task, position).gone(error)
-        return None if states is None else _Source(served, states, search.task, position)
-
-    async def _known(self, served: OpenQueue) -> tuple[str, ...]:
-        if served.name not in self._states:
-            counted = tuple((await served.ledger.counts()).states)
-            self._states[served.name] = states_of(served.contract, counted)
-        return self._states[served.name]
-
-    async def _merge(
-        self, sources: Sequence[_Source], search: Search, limit: int, budget: _Budget | None
-    ) -> list[FoundJob]:
-        found: list[FoundJob] = []
-        scanned = 0
-        await asyncio.gather(*(source.fill() for source in sources))
-        _check_any(sources)
-        heap = [(-source.head.created_ms, at) for at, source in enumerate(sources) if source.jobs]
-        heapq.heapify(heap)
-        begun_s = time.monotonic()
-        while heap and len(found) < limit and scanned < _SCAN_MAX:
-            _, at = heapq.heappop(heap)
-            source = sources[at]
-            job = source.take()
-            scanned += 1
-            if budget:
-                budget.bytes -= weight(job)
-            if job.created_ms < search.since_ms:  # newest first: all that follow are older still
-                source.position.ended = True
-                continue
-            if (match := await self._matching(search, source.served, job)) is not None:
-                found.append(match)
-            if budget and budget.is_spent:
-                break
-            if time.monotonic() - begun_s > _YIELD_S:
-                await asyncio.sleep(0)
-                begun_s = time.monotonic()
-            if not source.jobs:
-                await source.fill()
-            if source.jobs:
-                heapq.heappush(heap, (-source.head.created_ms, at))
-        return found
-
-    async def _matching(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
-        """The job as lists show it if it matches: secrets masked, without payload and result.
-
-        The search sees the masked job only, so it cannot be used to guess a masked value.
-        """
-        roots = {term.name.partition(".")[0] for term in search.terms}
-        is_plain = roots.isdisjoint(("", "payload", "result", "error"))
-        if is_plain and not search.matches(job, served.name):
-            return None
-        seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._match, search, served, seen))
-
-    def _match(self, search: Search, served: OpenQueue, job: JobRecord) -> FoundJob | None:
-        shown = self.redaction.record(job)
-        if not search.matches(shown, served.name):
-            return None
-        return FoundJob(served.name, without_contents(shown))
-
-
-class _Source:
-    """The rest of one queue's list."""
-
-    def __init__(
-        self, served: OpenQueue, states: tuple[str, ...], task: str, position: _Position
-    ) -> None:
-        self.served = served
-        self.position = position
-        self.jobs: list[JobRecord] = []
-        self._query = Query(states=states, task=task, limit=_BATCH)
-        self._next: str | None = None
-        self.away: StoreError | None = None
-        self.looked = 0
-
-    def gone(self, error: StoreError) -> _Source:
-        """End this queue's list because its store is away; the other queues go on."""
-        self.away, self.position.ended = error, True
-        return self
-
-    @property
-    def head(self) -> JobRecord:
-        return self.jobs[0]
-
-    def take(self) -> JobRecord:
-        job = self.jobs.pop(0)
-        self.position.took(job)
-        if not self.jobs:
-            self._page_done()
-        return job
-
-    async def fill(self) -> None:
-        """Read pages until there is a job, the list ends, or too many pages were empty."""
-        for _ in range(_EMPTY_PAGES_MAX):
-            if self.jobs or self.position.ended:
-                return
-            begun = self.position.begun if self._next is None else self._next
-            asked = msgspec.structs.replace(self._query, after=begun)
-            try:
-                page = await self.served.ledger.find(asked)
-            except StoreError as error:
-                self.gone(error)
-                return
-            # A page that is not full though more follows: the ledger looked at its maximum of jobs,
-            # unless the jobs are so large that they fill the page.
-            heavy = sum(map(weight, page.jobs)) >= PAGE_BYTES
-            cut = page.after and len(page.jobs) < self._query.limit and not heavy
-            self.looked += _LEDGER_SCAN if cut else len(page.jobs)
-            self.position.begun, self._next = begun, page.after
-            self.jobs = _behind(page.jobs, self.position)
-            if not self.jobs:
-                self._page_done()
-
-    def _page_done(self) -> None:
-        if not self._next:
-            self.position.ended = True
-        else:
-            self.position.turn_to(self._next)
-
-
-def _check_any(sources: Sequence[_Source]) -> None:
-    """Raise if every store that was asked is away."""
-    away = [source.away for source in sources if source.away is not None]
-    if away and len(away) == len(sources):
-        raise away[0]
-
-
-def _behind(jobs: list[JobRecord], position: _Position) -> list[JobRecord]:
-    """The jobs after the last one taken, or the older ones if that one is gone."""
-    if not position.last_id:
-        return list(jobs)
-    for at, job in enumerate(jobs):
-        if job.job_id == position.last_id:
-            return jobs[at + 1 :]
-    return [job for job in jobs if position.is_before(job)]
-
-
-def _cursor(positions: dict[str, _Position]) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(positions)).decode().rstrip("=")
-
-
-def _positions(cursor: str) -> dict[str, _Position]:
-    if not cursor:
-        return {}
-    try:
-        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        return msgspec.json.decode(raw, type=dict[str, _Position])
-    except (ValueError, msgspec.MsgspecError):
-        raise Conflict("`after` is no place in this list; pass that of the page before") from None

@@ -1,9 +1,8 @@
-"""What pages and /api show: jobs, workers, dead letters, deliveries, warnings."""
+"""The data of pages and /api: jobs, workers, dead letters, deliveries, warnings."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -14,18 +13,12 @@ from msgspec import Meta
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Counts, Ledger, Query, Staffed
-from tenure.dashboard.display import decode_json, duration, error_info
+from tenure.core.seam import Counts, Ledger, Query
+from tenure.dashboard.display import decode_json, duration, error_info, now_ms
+from tenure.dashboard.finder import FoundJob, JobFinder, PartlyAway, ScanLimit
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
-from tenure.dashboard.search import (
-    Finder,
-    FoundJob,
-    PartlyAway,
-    ScanLimit,
-    Search,
-    Term,
-)
-from tenure.dashboard.watch import SeenWorker, Watch
+from tenure.dashboard.search import Search, Term
+from tenure.dashboard.watch import JournalWatch, SeenWorker
 
 DELIVERY_KINDS = {"": "all", "waiting": "waiting", "done": "delivered", "failed": "given up"}
 _NO_NUL = r"^[^\x00]*$"
@@ -39,7 +32,7 @@ _SPREAD_SHOWN = 6
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in a list. `kind` is its state in words that hold for every contract."""
+    """A job in a list. `kind` is the kind of its state, the same for every contract."""
 
     queue: str
     job_id: str
@@ -58,7 +51,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFull(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with everything. Its secrets are masked for all but its requester."""
+    """A job with all fields. Secrets are masked for all but its requester."""
 
     queue: str
     job_id: str
@@ -87,7 +80,10 @@ class JobFull(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """Jobs, newest first. Pass `after` on for more; with `complete` false the search goes on."""
+    """Jobs, newest first. `after` is the cursor of the next page.
+
+    `complete` is false if the search stopped early.
+    """
 
     jobs: list[JobRow]
     after: str
@@ -123,7 +119,7 @@ class NewJobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SubmittedJob(msgspec.Struct, frozen=True):
-    """Where the job is."""
+    """The id of the stored job."""
 
     queue: str
     job_id: str
@@ -140,13 +136,13 @@ class Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActionAnswers(msgspec.Struct, frozen=True):
-    """Per job "ok", "requested", or what forbids it."""
+    """Per job "ok", "requested", or the reason why not."""
 
     answers: dict[str, str]
 
 
 class BulkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An action on all jobs of a search. With `expect`, refused when that many are exceeded."""
+    """An action on all jobs of a search. With `expect`, refused if more jobs match."""
 
     action: Literal["retry", "cancel", "remove"]
     q: Annotated[str, Meta(min_length=1, max_length=1000, pattern=_NO_NUL)]
@@ -154,7 +150,7 @@ class BulkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker: when it was last heard of, and what it holds now. `slots` 0 means not told."""
+    """A worker: when it was last seen, and its running jobs. `slots` 0 means unknown."""
 
     queue: str
     worker_id: str
@@ -184,7 +180,7 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadList(msgspec.Struct, frozen=True):
-    """Dead letters by error class; `complete` false when only the newest were looked at."""
+    """Dead letters by error class; `complete` is false if only the newest were read."""
 
     groups: list[DeadGroup]
     complete: bool
@@ -202,8 +198,8 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on its way. `answer` is what the receiver said last, as far as it is kept; `to` is
-    without what may be a secret: neither user nor query."""
+    """A webhook event. `answer` is the last answer of the receiver, if it is kept; `to` is its URL
+    without user and query, which may be secret."""
 
     event_id: str
     job_id: str
@@ -227,8 +223,8 @@ class Deliveries(msgspec.Struct, frozen=True):
     after: str
 
 
-class Warn(msgspec.Struct, frozen=True):
-    """Something a person should know. `remedy` says what helps."""
+class QueueWarning(msgspec.Struct, frozen=True):
+    """A warning on the overview page; `remedy` says what helps."""
 
     queue: str
     text: str
@@ -237,7 +233,7 @@ class Warn(msgspec.Struct, frozen=True):
 
 
 class WaitingSpread(msgspec.Struct, frozen=True):
-    """Groups and priorities of the newest waiting jobs of a queue; `looked_at` of them."""
+    """Groups and priorities of the newest waiting jobs of a queue; `looked_at` jobs."""
 
     groups: list[tuple[str, int]]
     priorities: list[tuple[int, int]]
@@ -257,7 +253,7 @@ def job_row(queue: str, job: JobRecord) -> JobRow:
 
 
 def job_full(queue: str, job: JobRecord) -> JobFull:
-    """A job with everything."""
+    """A job with all fields."""
     own = {"queue": queue, "kind": kind_of(job.state), "extra": dict(job.extra)}
     for name in ("payload", "result", "error", "progress"):
         own[name] = decode_json(getattr(job, name))
@@ -270,14 +266,14 @@ def event_row(event: JobEvent) -> EventLine:
 
 
 def _fields(shape: type[msgspec.Struct], job: JobRecord) -> dict[str, Any]:
-    """The fields that a shape has in common with the record."""
+    """The fields that a shape shares with the record."""
     names = shape.__struct_fields__
     return {name: getattr(job, name) for name in names if hasattr(job, name)}
 
 
 def outboxes(queues: QueueRegistry) -> list[str]:
     """The queues that have an outbox."""
-    return [served.name for served in queues if served.outbox is not None]
+    return [queue.name for queue in queues if queue.outbox is not None]
 
 
 def outbox_of(queues: QueueRegistry, queue: str) -> Ledger:
@@ -299,7 +295,7 @@ async def deliveries(
     after: str = "",
     limit: int = 50,
 ) -> Deliveries:
-    """Events of a queue's outbox, of one kind if asked for."""
+    """The events of a queue's outbox, of one kind or all."""
     ledger = outbox_of(queues, queue)
     counts = await ledger.counts()
     states = tuple(state for state in counts.states if kind_of(state) == kind)
@@ -327,7 +323,7 @@ def _delivery(event: JobRecord) -> Delivery:
 
 
 def _address(url: str) -> str:
-    """Without what may be a secret: neither user nor query.
+    """The URL without user and query, which may be secret.
 
     >>> _address("https://me:pw@hooks.example:8443/a/b?token=1")
     'https://hooks.example:8443/a/b'
@@ -337,29 +333,29 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" if host else ""
 
 
-async def workers(queues: QueueRegistry, finder: Finder, watch: Watch) -> list[WorkerView]:
+async def workers(
+    queues: QueueRegistry, finder: JobFinder, watch: JournalWatch
+) -> list[WorkerView]:
     """The workers that hold a job, send heartbeats, or were seen within ten minutes."""
-    by_queue = await gather_available(_workers(served, finder, watch) for served in queues)
+    by_queue = await gather_available(_workers(queue, finder, watch) for queue in queues)
     found = [worker for workers in by_queue for worker in workers or ()]
     return sorted(found, key=lambda w: (-len(w.jobs), -w.last_ms, w.worker_id))
 
 
-async def _workers(served: OpenQueue, finder: Finder, watch: Watch) -> list[WorkerView]:
+async def _workers(queue: OpenQueue, finder: JobFinder, watch: JournalWatch) -> list[WorkerView]:
     running: dict[str, list[JobRow]] = {}
-    for found in await _newest(finder, _RUNNING_MAX, queue=served.name, kind="running"):
+    for found in await _newest(finder, _RUNNING_MAX, queue=queue.name, kind="running"):
         running.setdefault(found.job.worker_id, []).append(job_row(found.queue, found.job))
-    beats = {}
-    if isinstance(served.ledger, Staffed):
-        beats = {beat.worker_id: beat for beat in await served.ledger.workers()}
-    recent_ms = time.time_ns() // 1_000_000 - _GONE_MS
-    observed = watch.observers[served.name].workers
+    beats = {beat.worker_id: beat for beat in await queue.ledger.workers()}
+    recent_ms = now_ms() - _GONE_MS
+    observed = watch.observers[queue.name].workers
     seen = {name: worker for name, worker in observed.items() if worker.last_ms > recent_ms}
     views = []
     for name in dict.fromkeys([*running, *beats, *seen]):
         beat, in_journal = beats.get(name), seen.get(name, SeenWorker(name))
         views.append(
             WorkerView(
-                queue=served.name,
+                queue=queue.name,
                 worker_id=name or "(unnamed)",
                 last_ms=max(beat.last_ms if beat else 0, in_journal.last_ms),
                 slots=beat.slots if beat else 0,
@@ -372,12 +368,12 @@ async def _workers(served: OpenQueue, finder: Finder, watch: Watch) -> list[Work
     return views
 
 
-async def _newest(finder: Finder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
+async def _newest(finder: JobFinder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
     terms = [Term("is", ":", kind)] + ([Term("queue", ":", queue)] if queue else [])
     return (await finder.page(Search("", tuple(terms)), limit=limit)).jobs
 
 
-async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
+async def dead_letters(finder: JobFinder, *, scan_max: int = 0) -> DeadList:
     """Failed jobs of all queues by queue and error class, the largest group first."""
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
     seen, complete = 0, True
@@ -395,10 +391,10 @@ async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
                 break
     except (PartlyAway, ScanLimit):
         complete = False
-    made = []
+    listed = []
     for (queue, name), rows in groups.items():
         last_ms, _, message = max(rows, key=lambda row: row[0])
-        made.append(
+        listed.append(
             DeadGroup(
                 queue=queue,
                 error_class=name,
@@ -408,11 +404,11 @@ async def dead_letters(finder: Finder, *, scan_max: int = 0) -> DeadList:
                 message=message,
             )
         )
-    return DeadList(sorted(made, key=lambda group: -group.jobs), complete)
+    return DeadList(sorted(listed, key=lambda group: -group.jobs), complete)
 
 
-async def waiting_spread(queue: str, finder: Finder) -> WaitingSpread:
-    """Groups and priorities of the waiting jobs, where they have any."""
+async def waiting_spread(queue: str, finder: JobFinder) -> WaitingSpread:
+    """Groups and priorities of the newest waiting jobs."""
     try:
         found = await _newest(finder, _SPREAD_MAX, queue=queue, kind="waiting")
     except StoreError:
@@ -432,54 +428,56 @@ def by_kind(counts: Counts) -> Counter[str]:
 
 
 def backlog(queue: str, counts: Counts, *, per_worker: int) -> Backlog:
-    """What a scaler needs. `desired` workers, if one is to have `per_worker` jobs."""
+    """The data for a scaler. `desired` is the number of workers with `per_worker` jobs each."""
     waiting, running = by_kind(counts)["waiting"], by_kind(counts)["running"]
     desired = 0 if counts.paused else math.ceil((waiting + running) / max(1, per_worker))
     return Backlog(queue, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
 
 
-def warnings(watch: Watch, *, now_ms: int) -> list[Warn]:
-    """What is wrong with the queues, judged by counts and journals."""
-    found: list[Warn] = []
+def warnings(watch: JournalWatch, *, now_ms: int) -> list[QueueWarning]:
+    """Warnings about the queues, from counts and journals."""
+    found: list[QueueWarning] = []
     for name, observer in watch.observers.items():
         if observer.away:
-            found.append(Warn(name, "the store does not answer", "tenure doctor"))
+            found.append(QueueWarning(name, "the store does not answer", "tenure doctor"))
             continue
         if observer.counts is not None:
             found += _queue_warnings(name, observer.counts, observer.last_claim_ms, now_ms)
         if observer.missing:
             text = f"a gap in its journal: {observer.missing} steps of the last quarter of an hour "
             remedy = "keep more of it (journal_bytes, journal_days), and the append-only file on: "
-            found.append(Warn(name, text + "are not in it", remedy + "tenure doctor"))
+            found.append(QueueWarning(name, text + "are not in it", remedy + "tenure doctor"))
         if observer.sampled:
             text = "the journal is faster than this page: figures are sampled"
-            found.append(Warn(name, text, "scrape /metrics for exact figures"))
+            found.append(QueueWarning(name, text, "scrape /metrics for exact figures"))
     return found
 
 
-def _queue_warnings(name: str, counts: Counts, last_claim_ms: int, now_ms: int) -> list[Warn]:
+def _queue_warnings(
+    name: str, counts: Counts, last_claim_ms: int, now_ms: int
+) -> list[QueueWarning]:
     waiting = by_kind(counts)["waiting"]
     link = f"/jobs?q=queue:{name}+is:waiting"
     if counts.paused:
-        return [Warn(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
+        return [QueueWarning(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
     if waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
         text = f"no worker, and {waiting} jobs wait"
-        return [Warn(name, text, "tenure worker TASKS --from URL", link)]
+        return [QueueWarning(name, text, "tenure worker TASKS --from URL", link)]
     if counts.oldest_waiting_ms > _OLD_MS:
         text = f"the oldest job has waited {duration(counts.oldest_waiting_ms)}"
-        return [Warn(name, text, "add workers or slots", link)]
+        return [QueueWarning(name, text, "add workers or slots", link)]
     return []
 
 
-async def overdue(finder: Finder, *, now_ms: int) -> list[Warn]:
-    """Queues with jobs whose lease ran out long ago: no worker does their upkeep."""
+async def overdue(finder: JobFinder, *, now_ms: int) -> list[QueueWarning]:
+    """Queues with long expired leases: no worker does their upkeep."""
     late = Counter(
         found.queue
         for found in await _newest(finder, _RUNNING_MAX, kind="running")
         if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS
     )
     return [
-        Warn(
+        QueueWarning(
             queue,
             f"{count} leases ran out and nobody took the jobs back",
             "start a worker: workers do the upkeep",

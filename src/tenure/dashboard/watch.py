@@ -1,8 +1,8 @@
-"""Reads journals while a page is open: rates, durations, depths, and the pages' event stream.
+"""Figures from the journals while a page is open: rates, durations, depths; and the live stream.
 
-Without an open page nothing is read. The first look reads back 15 minutes where the journal can be
-entered by time. If a journal is written faster than it is read, the reader skips to its end and the
-page says that its figures are sampled.
+Without an open page nothing is read. An observer starts 15 minutes back if the journal can be read
+from a time. If a journal grows faster than it is read, the observer skips to its end, and the page
+says that its figures are sampled.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def bucket_ms(bucket: int) -> float:
 
 
 def quantiles(counts: Iterable[Counter[int]], shares: tuple[float, ...]) -> list[float | None]:
-    """The durations below which these shares of the counted buckets lie; None without any."""
+    """The quantiles of the durations in these buckets; None without any."""
     total: Counter[int] = Counter()
     for part in counts:
         total.update(part)
@@ -102,7 +102,7 @@ def quantiles(counts: Iterable[Counter[int]], shares: tuple[float, ...]) -> list
 
 @runtime_checkable
 class _Seekable(Protocol):
-    """A journal that can be entered by time."""
+    """A journal that can be read from a time."""
 
     def since(self, ts_ms: int) -> str: ...
 
@@ -135,7 +135,7 @@ class SeenWorker:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What the last `span_s` seconds were like. Durations in milliseconds, None without any."""
+    """Figures of the last `span_s` seconds. Durations in milliseconds, None without any."""
 
     span_s: int
     submitted: int
@@ -171,10 +171,10 @@ def figures(seconds: Iterable[Second], span_s: int) -> Figures:
 
 
 class Observer:
-    """Reads the journal and samples the depths of one queue. Calls `on_moved` for each event."""
+    """Reads the journal and samples the depths of one queue. Calls `on_moved` per event."""
 
-    def __init__(self, served: OpenQueue, on_moved: Callable[[str, str], object]) -> None:
-        self.served = served
+    def __init__(self, queue: OpenQueue, on_moved: Callable[[str, str], object]) -> None:
+        self.queue = queue
         self.seconds: OrderedDict[int, Second] = OrderedDict()
         self.depths: deque[tuple[float, Counts]] = deque(maxlen=int(WINDOW_S / _SAMPLE_S))
         self.workers: dict[str, SeenWorker] = {}
@@ -197,27 +197,30 @@ class Observer:
 
     @property
     def missing(self) -> int:
-        """How many events of the last 15 minutes the journal does not hold.
+        """How many events of the last 15 minutes are missing from the journal.
 
-        The events of a job are numbered without gaps. A missing number was trimmed before it was
-        read, or was lost with the end of the store.
+        The events of a job are numbered without gaps. A missing event was trimmed before it was
+        read, or was lost when the store crashed.
         """
         return sum(second.missing for second in self.window())
 
     def start(self) -> None:
-        """Begin to watch; needs the running loop."""
+        """Start to read; needs a running event loop."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._tail()), asyncio.create_task(self._sample())]
+            self._tasks = [
+                asyncio.create_task(self._tail()),
+                asyncio.create_task(self._sample_forever()),
+            ]
 
     async def stop(self) -> None:
-        """Stop watching; what was seen stays."""
+        """Stop reading; the figures stay."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def window(self, span_s: int = WINDOW_S) -> list[Second]:
-        """The seconds of the last `span_s` in which something happened, oldest first."""
+        """The seconds of the last `span_s` with events, oldest first."""
         first = int(time.time()) - span_s
         return [second for at, second in self.seconds.items() if at >= first]
 
@@ -225,25 +228,25 @@ class Observer:
         """The latest journal events of a job, for contracts that keep few events with the job."""
         return list(self._histories.get(job_id, ()))
 
-    async def look(self) -> None:
-        """Take one sample of the depths now."""
+    async def sample(self) -> None:
+        """Read the depths now."""
         try:
-            self.depths.append((time.time(), await self.served.ledger.counts()))
+            self.depths.append((time.time(), await self.queue.ledger.counts()))
             self.away = ""
         except StoreError as error:
             self.away = str(error)
 
-    async def _sample(self) -> None:
+    async def _sample_forever(self) -> None:
         while True:
-            await self.look()
+            await self.sample()
             await asyncio.sleep(_SAMPLE_S)
 
     async def _tail(self) -> None:
-        journal = self.served.journal
+        journal = self.queue.journal
         after, full_pages = _NOW, 0
         self.caught_up.clear()
         if isinstance(journal, _Seekable):
-            self._forget()  # what was counted before is read, and counted, again
+            self._reset()  # what was counted before is read and counted again
             after = journal.since(int((time.time() - WINDOW_S) * 1000))
         while True:
             try:
@@ -260,17 +263,17 @@ class Observer:
                     after, full_pages, self.sampled = _NOW, 0, True
                     self._versions.clear()
                 if full_pages:
-                    await asyncio.sleep(0.02)  # leave the loop to the clients of the gateway
+                    await asyncio.sleep(0.02)  # lets the event loop serve clients
             except StoreError as error:
                 self.away = str(error)
                 await asyncio.sleep(_AWAY_S)
             except Exception:
-                _log.exception("observer_failed", queue=self.served.name)
+                _log.exception("observer_failed", queue=self.queue.name)
                 after = _NOW
                 self._versions.clear()
                 await asyncio.sleep(_AWAY_S)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         memories: tuple[dict[Any, Any], ...] = (
             *(self.seconds, self.workers, self.errors, self._histories),
             *(self._ready_ms, self._begun_ms, self._versions),
@@ -304,7 +307,7 @@ class Observer:
             _remember(self._ready_ms, job_id, max(event.ts_ms, event.due_ms))
         self._note_worker(event)
         self._note_history(event)
-        self._on_moved(self.served.name, job_id)
+        self._on_moved(self.queue.name, job_id)
 
     def _note_worker(self, event: JournalEvent) -> None:
         if not event.worker_id:
@@ -348,36 +351,36 @@ def _remember(memory: OrderedDict[str, int], job_id: str, value: int) -> None:
 
 
 Row = tuple[int, int, int, int, int]
-"""A second: its time, and how many jobs were submitted, started, done and failed in it."""
+"""One second: its time, and the numbers of jobs submitted, started, done and failed."""
 
 
-class Watch:
+class JournalWatch:
     """The observers of all queues. They run until ten minutes after the last `touch`."""
 
     def __init__(self, queues: QueueRegistry) -> None:
-        self.observers = {served.name: Observer(served, self._moved) for served in queues}
-        self._listeners: set[Listener] = set()
+        self.observers = {queue.name: Observer(queue, self._moved) for queue in queues}
+        self._listeners: set[ChangeListener] = set()
         self._touched_s = 0.0
         self._idle: asyncio.Task[None] | None = None
 
     def touch(self) -> None:
-        """Watch from now on, because a person or a program asks."""
+        """Start the observers or keep them running: a page or a program uses the figures."""
         self._touched_s = time.monotonic()
         if self._idle is None or self._idle.done():
             for observer in self.observers.values():
                 observer.start()
             self._idle = asyncio.create_task(self._stop_when_idle())
 
-    async def caught_up(self, *, within_s: float) -> None:
-        """Wait until the last 15 minutes have been read, but no longer than this."""
+    async def wait_caught_up(self, *, within_s: float) -> None:
+        """Wait until the last 15 minutes have been read, at most `within_s`."""
         reading = [observer.caught_up.wait() for observer in self.observers.values()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await asyncio.gather(*reading)
 
-    async def look(self) -> None:
-        """Take a sample of every queue now."""
-        await asyncio.gather(*(observer.look() for observer in self.observers.values()))
+    async def sample(self) -> None:
+        """Read the depths of every queue now."""
+        await asyncio.gather(*(observer.sample() for observer in self.observers.values()))
 
     async def close(self) -> None:
         """Stop all observers."""
@@ -387,11 +390,11 @@ class Watch:
         await self._stop()
 
     def figures(self, queue: str = "", *, span_s: int = 300) -> Figures:
-        """One queue's figures, or those of all together."""
+        """The figures of one queue, or of all together."""
         return figures([s for o in self._chosen(queue) for s in o.window(span_s)], span_s)
 
     def rate(self, queue: str = "") -> float:
-        """Jobs done a second over the last minute, or since the first was seen if that is less."""
+        """Jobs done per second in the last minute, or since the first event if that is less."""
         seconds = [s for o in self._chosen(queue) for s in o.window()]
         now_s = time.time()
         first_s = min((s.at_s for s in seconds), default=now_s)
@@ -399,7 +402,7 @@ class Watch:
         return sum(s.done for s in seconds if s.at_s >= now_s - span_s) / span_s
 
     def series(self, queue: str = "", *, span_s: int = WINDOW_S) -> list[Row]:
-        """One row per second; the current second is left out."""
+        """One row per second, without the current one."""
         now = int(time.time())
         rows = {at: [at, 0, 0, 0, 0] for at in range(now - span_s, now)}
         for observer in self._chosen(queue):
@@ -412,14 +415,14 @@ class Watch:
                     row[4] += second.failed
         return [(at, row[1], row[2], row[3], row[4]) for at, row in rows.items()]
 
-    def listen(self) -> Listener:
-        """Collect what moves from now on; `leave` afterwards."""
-        listener = Listener()
+    def listen(self) -> ChangeListener:
+        """A new listener; call `leave` at the end."""
+        listener = ChangeListener()
         self._listeners.add(listener)
         return listener
 
-    def leave(self, listener: Listener) -> None:
-        """Stop collecting."""
+    def leave(self, listener: ChangeListener) -> None:
+        """Remove a listener."""
         self._listeners.discard(listener)
 
     def _chosen(self, queue: str) -> list[Observer]:
@@ -441,8 +444,8 @@ class Watch:
         await self._stop()
 
 
-class Listener:
-    """What moved since the last `take`. Past `MOVED_MAX` jobs only the number of events counts."""
+class ChangeListener:
+    """Collects the changes since the last `take`: the number of events, and up to 200 jobs."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -450,14 +453,14 @@ class Listener:
         self._count = 0
 
     def add(self, queue: str, job_id: str) -> None:
-        """A job moved."""
+        """Add an event of a job."""
         self._count += 1
         if len(self._moved) < MOVED_MAX:
             self._moved[(queue, job_id)] = None
         self.event.set()
 
     def take(self) -> tuple[int, list[tuple[str, str]]]:
-        """How many events there were, and of which jobs; begins anew."""
+        """The number of events and their jobs since the last call."""
         taken = self._count, list(self._moved)
         self._count, self._moved = 0, {}
         self.event.clear()
@@ -465,13 +468,13 @@ class Listener:
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The first frame: every second of the last quarter of an hour."""
+    """The first frame: every second of the last 15 minutes."""
 
     rows: list[Row]
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """What happened since the last one: how many events, of which jobs (queue and id), seconds."""
+    """The changes since the last tick: number of events, jobs (queue and id), new seconds."""
 
     events: int
     moved: list[tuple[str, str]]
@@ -479,13 +482,13 @@ class Tick(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class Live:
-    """The event stream of the pages: what moved and how many, at most four times a second.
+class LiveStreams:
+    """The event streams of open pages: which jobs changed, at most four times a second.
 
-    It carries no payload: pages fetch again what they show.
+    They carry no payload: a page fetches itself again.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: JournalWatch) -> None:
         self._watch = watch
         self._open: set[asyncio.Event] = set()
         self._by_key: Counter[str] = Counter()
@@ -503,18 +506,18 @@ class Live:
         return self._draining or len(self._open) >= _STREAMS_MAX
 
     def is_full_of(self, who: str) -> bool:
-        """Whether a key has as many open as it may; the local caller without one has no limit."""
+        """Whether a key has all the streams that it may have; a local caller has no limit."""
         return bool(who) and self._by_key[who] >= _STREAMS_PER_KEY_MAX
 
     async def frames(
-        self, queue: str, is_still_in: Callable[[], Awaitable[bool]], *, who: str = ""
+        self, queue: str, is_still_valid: Callable[[], Awaitable[bool]], *, who: str = ""
     ) -> AsyncIterator[bytes]:
-        """The frames of one page, until its reader signs out or the gateway shuts down."""
+        """The frames of one page, until its user signs out or the gateway shuts down."""
         over = asyncio.Event()
         self._open.add(over)
         self._by_key[who] += 1
         listener = self._watch.listen()
-        watching = asyncio.create_task(_until_out(is_still_in, over))
+        watching = asyncio.create_task(_until_signed_out(is_still_valid, over))
         try:
             series = self._watch.series(queue)
             sent_s = series[-1][0] if series else 0
@@ -549,9 +552,11 @@ async def _wait_any(timeout_s: float, *events: asyncio.Event) -> None:
             wait.cancel()
 
 
-async def _until_out(is_still_in: Callable[[], Awaitable[bool]], over: asyncio.Event) -> None:
+async def _until_signed_out(
+    is_still_valid: Callable[[], Awaitable[bool]], over: asyncio.Event
+) -> None:
     while not over.is_set():
         await asyncio.sleep(_AUTH_CHECK_S)
-        with contextlib.suppress(StoreError):  # the session is unknown while the store is away
-            if not await is_still_in():
+        with contextlib.suppress(StoreError):  # unknown while the store does not answer
+            if not await is_still_valid():
                 over.set()

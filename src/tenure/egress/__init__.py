@@ -1,11 +1,10 @@
-"""Outbound HTTP that strangers may aim: webhooks, credential refreshes, sources, object storage.
+"""Outbound HTTP to addresses that requesters choose: webhooks, refreshes, sources, object storage.
 
-Whoever submits a job chooses where these requests go, so each goes through one guard. A URL is read
-once (`target`), its host is resolved once, every address found must be a public one or on the
-operator's allow list (`guard`, `ranges`), and the connection is made to the very address that was
-checked (`client`); nobody asks the name server a second time, and no redirect is followed. Each
-exchange has a deadline and a byte limit. Libraries that bring their own HTTP client are led
-through `proxy`, which does the same for them.
+Requesters choose these addresses, so every request passes one guard against SSRF. A URL is parsed
+once and its host is resolved once. Every address must be public or on the operator's allow list
+(`guard`). The connection is made to the checked address itself (`client`): there is no second
+lookup, and redirects are not followed. Each exchange has a deadline and a byte limit. Libraries
+with their own HTTP client use `proxy`, which does the same for them.
 """
 
 from tenure.egress.client import Client, Limits, Response
@@ -14,7 +13,7 @@ from tenure.egress.guard import (
     EgressError,
     Guard,
     Policy,
-    Refused,
+    RequestRefused,
     Target,
     TimedOut,
     TooLarge,
@@ -32,7 +31,7 @@ __all__ = [
     "GuardedProxy",
     "Limits",
     "Policy",
-    "Refused",
+    "RequestRefused",
     "Response",
     "Target",
     "TimedOut",

@@ -17,7 +17,7 @@ import httptools
 from tenure.egress.guard import (
     Disconnected,
     Guard,
-    Refused,
+    RequestRefused,
     Target,
     TimedOut,
     TooLarge,
@@ -33,8 +33,8 @@ _BUFFER_BYTES_MAX = 262_144
 _INFORMATIONAL_MAX = 199
 
 
-class Connection(asyncio.Protocol):
-    """Speaks with one peer, one exchange at a time."""
+class _PeerConnection(asyncio.Protocol):
+    """One connection; one exchange at a time."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -54,98 +54,98 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
-        self._heard = self._headed = self._complete = self._paused = False
-        self._kept_open = self._unasked = self._cut_short = False
+        self._received = self._has_head = self._complete = self._paused = False
+        self._keep_alive = self._unexpected = self._body_cut = False
         self._error: Exception | None = None
-        self._news: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def reusable(self) -> bool:
-        """It is open, at rest, and nothing unasked came in."""
+        """Whether it is open and idle, and has received nothing unexpected."""
         return not self._closed and self._error is None and (self._complete or not self.exchanges)
 
     async def start(self, head: bytes, *, head_only: bool = False) -> None:
-        """Send the head of a request (and its body, if it fits there)."""
+        """Send the head of a request, with a body that is in memory."""
         self._reset(head=head_only)
         self.exchanges += 1
         if self._closed:
             self._fail()
         self._transport.write(head)
 
-    async def write(self, piece: bytes) -> bool:
-        """Send a piece of the body; waits while the peer is slow.
+    async def write(self, chunk: bytes) -> bool:
+        """Send a chunk of the body; waits while the peer is slow.
 
-        False when the peer has answered already: it wants no more of the body.
+        False if the peer has already answered, and needs no more of the body.
         """
-        if self._headed:
-            # What is missing of the body would be read as the next request.
-            self._cut_short, self._kept_open = True, False
+        if self._has_head:
+            # On a reused connection the peer would take the next request for the missing body.
+            self._body_cut, self._keep_alive = True, False
             return False
         if self._closed:
             self._fail()
-        self._transport.write(piece)
+        self._transport.write(chunk)
         await self._writable.wait()
         return True
 
-    async def answered(self) -> int:
-        """Wait for status and headers."""
-        while not self._headed:
-            await self._more()
+    async def wait_head(self) -> int:
+        """Wait for status and headers of the response."""
+        while not self._has_head:
+            await self._wait_data()
         return self.status
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
         while True:
             while self._chunks:
-                piece = self._chunks.popleft()
-                self._buffered -= len(piece)
+                chunk = self._chunks.popleft()
+                self._buffered -= len(chunk)
                 if self._paused and self._buffered < _BUFFER_BYTES_MAX // 2:
                     self._paused = False
                     self._transport.resume_reading()
-                yield piece
+                yield chunk
             if self._complete:
                 return
-            await self._more()
+            await self._wait_data()
 
-    def rest(self) -> bool:
-        """Whether it may serve another request now; marks the moment."""
+    def make_idle(self) -> bool:
+        """Whether the connection may be used for another request; stores the time."""
         self.idle_since_s = asyncio.get_running_loop().time()
-        return self.reusable and self._complete and self._kept_open and not self._unasked
+        return self.reusable and self._complete and self._keep_alive and not self._unexpected
 
     def close(self) -> None:
-        """Hang up."""
+        """Close at once."""
         self._closed = True
         self._transport.abort()
 
-    async def _more(self) -> None:
+    async def _wait_data(self) -> None:
         if self._error is not None:
             raise self._error
         if self._closed:
             self._fail()
-        self._news = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._news
+            await self._waiter
         finally:
-            self._news = None
+            self._waiter = None
 
     def _fail(self) -> None:
-        stale = self.exchanges > 1 and not self._heard
+        stale = self.exchanges > 1 and not self._received
         raise Disconnected(f"{self.origin} hung up before its answer was complete", stale=stale)
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self._complete or not self.exchanges:
-            self.close()  # nobody asked: an answer of this kind would be taken for the next one
+            self.close()  # unexpected: it would be taken for the response to the next request
             return
-        self._heard = True
+        self._received = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -156,17 +156,17 @@ class Connection(asyncio.Protocol):
                 else Disconnected(f"{self.origin} did not answer in HTTP/1.1")
             )
             self.close()
-        self._tell()
+        self._wake()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        if self._headed and not self._complete and not self._sized:
-            self._complete = exc is None  # an answer without a length ends with its connection
+        if self._has_head and not self._complete and not self._has_length:
+            self._complete = exc is None  # a response without a length ends with the connection
         self._writable.set()
-        self._tell()
+        self._wake()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -174,14 +174,14 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    # What the parser calls.
+    # Called by the parser.
 
     @property
-    def _sized(self) -> bool:
+    def _has_length(self) -> bool:
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
     def on_message_begin(self) -> None:
-        self._unasked = self._complete  # a second answer to one request: none of it is read
+        self._unexpected = self._complete  # a second response to one request is ignored
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -190,16 +190,16 @@ class Connection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._unasked:
+        if self._unexpected:
             return
         self.status = self._parser.get_status_code()
         if self.status > _INFORMATIONAL_MAX:
-            self._headed = True
-            if self._head_only:  # its length is that of a body which does not come
+            self._has_head = True
+            if self._head_only:  # content-length is that of a body that is not sent
                 self._complete = True
 
     def on_body(self, body: bytes) -> None:
-        if self._unasked:
+        if self._unexpected:
             return
         self._chunks.append(body)
         self._buffered += len(body)
@@ -210,20 +210,20 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status > _INFORMATIONAL_MAX:
             self._complete = True
-            self._kept_open = self._parser.should_keep_alive() and not self._cut_short
+            self._keep_alive = self._parser.should_keep_alive() and not self._body_cut
         else:
-            self.headers.clear()  # 100 or 103 came first; the answer is still to come
+            self.headers.clear()  # 100 or 103; the final response follows
 
 
 _IDLE_S_MAX = 15.0
-# A host that moved shall be looked up again even where its connections never idle.
+# A host may get another address, so it is resolved again even if its connections are never idle.
 _AGE_S_MAX = 120.0
 _IDLE_TOTAL_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long an exchange may take in all, and how much of the answer is read."""
+    """How long an exchange may take, and how many bytes of the response are read."""
 
     connect_ms: int = 5_000
     total_ms: int = 15_000
@@ -232,7 +232,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer. Of a body over the limit only the beginning is here (`truncated`)."""
+    """A response. A body over the limit is cut off (`truncated`)."""
 
     status: int
     headers: Mapping[str, str]
@@ -241,24 +241,24 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer whose body is still to be read, piece by piece."""
+class StreamedResponse:
+    """A response whose body is read chunk by chunk."""
 
     status: int
     headers: Mapping[str, str]
-    pieces: AsyncIterator[bytes] = field(repr=False)
+    chunks: AsyncIterator[bytes] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request body that is sent in pieces; its length is said beforehand."""
+    """A request body that is sent in chunks; its length is known beforehand."""
 
     length: int
-    pieces: AsyncIterable[bytes] = field(repr=False)
+    chunks: AsyncIterable[bytes] = field(repr=False)
 
 
 class Client:
-    """One pool of connections; it belongs to the event loop that uses it."""
+    """A connection pool; belongs to the event loop that uses it."""
 
     def __init__(
         self,
@@ -270,8 +270,8 @@ class Client:
         self._guard = guard or Guard()
         self._limits = limits or Limits()
         self._tls = tls
-        self._idle: OrderedDict[Connection, tuple[str, str, int]] = OrderedDict()
-        self._by_origin: dict[tuple[str, str, int], list[Connection]] = {}
+        self._idle: OrderedDict[_PeerConnection, tuple[str, str, int]] = OrderedDict()
+        self._by_origin: dict[tuple[str, str, int], list[_PeerConnection]] = {}
 
     async def send(
         self,
@@ -282,17 +282,17 @@ class Client:
         body: bytes = b"",
         limits: Limits | None = None,
     ) -> Response:
-        """Make a request and read its answer, up to the byte limit."""
+        """Make a request and read its response, up to the byte limit."""
         bounds = limits or self._limits
-        kept, size, truncated = [], 0, False
+        chunks, size, truncated = [], 0, False
         async with self.open(method, url, headers=headers, body=body, limits=bounds) as answer:
-            async for piece in answer.pieces:
-                kept.append(piece[: bounds.body_bytes_max - size])
-                size += len(piece)
+            async for chunk in answer.chunks:
+                chunks.append(chunk[: bounds.body_bytes_max - size])
+                size += len(chunk)
                 if size > bounds.body_bytes_max:
-                    truncated = True  # the rest is not read: leaving early closes the connection
+                    truncated = True  # the rest is not read; the connection will be closed
                     break
-        return Response(answer.status, answer.headers, b"".join(kept), truncated)
+        return Response(answer.status, answer.headers, b"".join(chunks), truncated)
 
     @asynccontextmanager
     async def open(
@@ -303,16 +303,16 @@ class Client:
         headers: Sequence[tuple[str, str]] = (),
         body: bytes | Body = b"",
         limits: Limits | None = None,
-    ) -> AsyncIterator[Answer]:
-        """Make a request; inside the block its answer can be read piece by piece."""
+    ) -> AsyncIterator[StreamedResponse]:
+        """Make a request; within the block its response can be read chunk by chunk."""
         target = read_target(url)
         bounds = limits or self._limits
-        connection: Connection | None = None
+        connection: _PeerConnection | None = None
         try:
             async with asyncio.timeout(bounds.total_ms / 1000) as deadline:
-                connection = await self._connected(target, bounds)
-                await self._ask(connection, method, target, headers, body)
-                yield Answer(connection.status, connection.headers, connection.pieces())
+                connection = await self._acquire(target, bounds)
+                await self._request(connection, method, target, headers, body)
+                yield StreamedResponse(connection.status, connection.headers, connection.chunks())
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -321,19 +321,19 @@ class Client:
             ) from None
         finally:
             if connection is not None:
-                self._give_back(connection, target)
+                self._release(connection, target)
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
         self._by_origin.clear()
         await self._guard.close()
 
-    async def _ask(
+    async def _request(
         self,
-        connection: Connection,
+        connection: _PeerConnection,
         method: str,
         target: Target,
         headers: Sequence[tuple[str, str]],
@@ -344,21 +344,21 @@ class Client:
         inline = body if isinstance(body, bytes) else b""
         await connection.start(head + inline, head_only=method == "HEAD")
         if isinstance(body, Body):
-            await _send_pieces(connection, body)
-        await connection.answered()
+            await _send_chunks(connection, body)
+        await connection.wait_head()
 
-    async def _connected(self, target: Target, bounds: Limits) -> Connection:
+    async def _acquire(self, target: Target, bounds: Limits) -> _PeerConnection:
         idle = self._by_origin.get(_key(target))
         now_s = asyncio.get_running_loop().time()
         while idle:
-            connection = idle.pop()  # the youngest: the others may rest and be dropped
+            connection = idle.pop()  # the newest; the others can expire
             del self._idle[connection]
-            if connection.reusable and not _too_old(connection, now_s):
+            if connection.reusable and not _is_too_old(connection, now_s):
                 return connection
             connection.close()
         return await self._dial(target, bounds)
 
-    async def _dial(self, target: Target, bounds: Limits) -> Connection:
+    async def _dial(self, target: Target, bounds: Limits) -> _PeerConnection:
         """Connect to one of the addresses that the guard has just checked."""
         addresses = await self._guard.addresses(target)
         share_s = bounds.connect_ms / 1000 / len(addresses)
@@ -374,16 +374,16 @@ class Client:
                     f"{target.origin}: its certificate does not hold ({error.verify_message})"
                 ) from None
             except OSError as error:
-                # Not its own words: they name the address, which may be an internal one.
+                # Not the message: it has the address, which may be an internal one.
                 problem = os.strerror(error.errno) if error.errno else type(error).__name__
         raise Unreachable(f"{target.origin} could not be reached: {problem}")
 
-    async def _connect(self, target: Target, address: str) -> Connection:
+    async def _connect(self, target: Target, address: str) -> _PeerConnection:
         secure = target.scheme == "https"
         if secure and self._tls is None:
             self._tls = ssl.create_default_context()
         _, protocol = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(target.origin),
+            lambda: _PeerConnection(target.origin),
             address,
             target.port,
             ssl=self._tls if secure else None,
@@ -391,8 +391,8 @@ class Client:
         )
         return protocol
 
-    def _give_back(self, connection: Connection, target: Target) -> None:
-        if not connection.rest():
+    def _release(self, connection: _PeerConnection, target: Target) -> None:
+        if not connection.make_idle():
             connection.close()
             return
         key = _key(target)
@@ -405,13 +405,13 @@ class Client:
             oldest.close()
 
 
-async def _send_pieces(connection: Connection, body: Body) -> None:
+async def _send_chunks(connection: _PeerConnection, body: Body) -> None:
     sent = 0
-    async for piece in body.pieces:
-        sent += len(piece)
+    async for chunk in body.chunks:
+        sent += len(chunk)
         if sent > body.length:
             break
-        if not await connection.write(piece):
+        if not await connection.write(chunk):
             return
     if sent != body.length:
         connection.close()
@@ -422,7 +422,7 @@ def _head(method: str, target: Target, headers: Sequence[tuple[str, str]], lengt
     lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}"]
     for name, value in headers:
         if "\r" in value or "\n" in value or "\0" in value:
-            raise Refused(f"the header {name!r} holds a line break")
+            raise RequestRefused(f"the header {name!r} holds a line break")
         lines.append(f"{name}: {value}")
     if length or method in ("POST", "PUT", "PATCH"):
         lines.append(f"Content-Length: {length}")
@@ -433,5 +433,5 @@ def _key(target: Target) -> tuple[str, str, int]:
     return target.scheme, target.host, target.port
 
 
-def _too_old(connection: Connection, now_s: float) -> bool:
+def _is_too_old(connection: _PeerConnection, now_s: float) -> bool:
     return now_s - connection.idle_since_s > _IDLE_S_MAX or now_s - connection.born_s > _AGE_S_MAX

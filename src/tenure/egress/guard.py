@@ -1,4 +1,4 @@
-"""Which URLs and addresses may be reached: URLs are parsed strictly, every address is checked."""
+"""The guard against SSRF: strict parsing of URLs, and a check of every address."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 
 class EgressError(TenureError):
-    """Root of what an outbound request may raise."""
+    """Root of the errors of outbound requests."""
 
     code = "egress"
 
 
-class Refused(EgressError):
-    """The URL or the address behind it is not one that this worker may speak to."""
+class RequestRefused(EgressError):
+    """This worker may not connect to the URL or to an address of its host."""
 
     code = "address_refused"
 
 
 class Unreachable(EgressError):
-    """Nothing was exchanged, or not within the deadline."""
+    """No connection, or no response within the deadline."""
 
     code = "unreachable"
 
 
 class TimedOut(Unreachable):
-    """The exchange was not complete at its deadline; the request may have had its effect."""
+    """The exchange was not complete at its deadline; the request may have had an effect."""
 
 
 class Disconnected(EgressError):
-    """The connection ended before the answer did.
+    """The connection ended before the response did.
 
-    `stale` is true when it had served an earlier request and broke before a byte of this answer:
-    most likely the peer had closed it while idle, and a fresh connection will do.
+    `stale` is true for a reused connection that ended before the first byte of this response. Most
+    likely the peer had closed it while it was idle, and a new connection will work.
     """
 
     code = "disconnected"
@@ -56,7 +56,7 @@ class Disconnected(EgressError):
 
 
 class TooLarge(EgressError):
-    """The peer sent, or would send, more than the limit."""
+    """More bytes than the limit."""
 
     code = "too_large"
 
@@ -80,38 +80,38 @@ class Target:
 
     @property
     def origin(self) -> str:
-        """All that may be shown of it."""
+        """Scheme, host and port: what messages may show of a URL."""
         return f"{self.scheme}://{self.authority}"
 
     @property
     def authority(self) -> str:
-        """The Host header: the port only where it is not the scheme's own."""
+        """The Host header; without the default port of the scheme."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 @lru_cache(maxsize=1_024)
 def read_target(url: str) -> Target:
-    """Take a URL apart, or say why this one is not acceptable; touches no network.
+    """Parse a URL; raises `RequestRefused` with the reason. Uses no network.
 
-    What it reads depends on the text alone, so a URL that comes again is not read again. Where its
-    host leads to is no part of that: whoever connects asks the guard.
+    The result depends only on the text, so it is cached. The addresses of the host are not part of
+    it: they are looked up and checked for every connection.
     """
     if not 0 < len(url) <= URL_CHARS_MAX:
-        raise Refused(f"a URL has 1 to {URL_CHARS_MAX} characters")
+        raise RequestRefused(f"a URL has 1 to {URL_CHARS_MAX} characters")
     if not _PLAIN.fullmatch(url) or _STRANGE.search(url):
-        raise Refused("a URL is plain ASCII without spaces or backslashes (encode the rest)")
+        raise RequestRefused("a URL is plain ASCII without spaces or backslashes (encode the rest)")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise Refused("the URL's host or port cannot be read") from None
+        raise RequestRefused("the URL's host or port cannot be read") from None
     if parts.scheme not in _PORTS:
-        raise Refused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
+        raise RequestRefused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
     if "@" in parts.netloc:
-        raise Refused("a URL must not carry a user name or password")
+        raise RequestRefused("a URL must not carry a user name or password")
     if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
-        raise Refused("the URL names no host, or an impossible port")
+        raise RequestRefused("the URL names no host, or an impossible port")
     host = _host(parts.hostname, bracketed=parts.netloc.startswith("["))
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
@@ -125,16 +125,16 @@ def _host(text: str, *, bracketed: bool) -> str:
     if _NUMBER.fullmatch(labels[-1]):
         return _ipv4(text)
     if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise Refused(f"{text[:80]!r} is not a host name")
+        raise RequestRefused(f"{text[:80]!r} is not a host name")
     return text.removesuffix(".")
 
 
 def _ipv4(text: str) -> str:
-    """127.1, 0x7f000001 and 2130706433 all mean 127.0.0.1 to somebody: one spelling is enough."""
+    """Accepts only four decimal numbers: some programs read 127.1 and 0x7f000001 as 127.0.0.1."""
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise Refused(
+        raise RequestRefused(
             f"{text[:80]!r}: write an IPv4 address as four decimal numbers, as in 192.0.2.7"
         ) from None
 
@@ -143,9 +143,9 @@ def _ipv6(text: str) -> str:
     try:
         address = ipaddress.IPv6Address(text)
     except ValueError:
-        raise Refused(f"[{text[:80]}] is not an IPv6 address") from None
+        raise RequestRefused(f"[{text[:80]}] is not an IPv6 address") from None
     if address.scope_id is not None:
-        raise Refused("an IPv6 address with a zone means a link of this machine")
+        raise RequestRefused("an IPv6 address with a zone means a link of this machine")
     return str(address)
 
 
@@ -184,10 +184,10 @@ _CLOSED_V6 = tuple(
 )
 
 
-def unwrapped(address: Address) -> Address:
-    """An IPv4-mapped IPv6 address as the IPv4 address that it is.
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address in an IPv4-mapped IPv6 address; other addresses unchanged.
 
-    >>> unwrapped(ipaddress.ip_address("::ffff:127.0.0.1"))
+    >>> _unwrapped(ipaddress.ip_address("::ffff:127.0.0.1"))
     IPv4Address('127.0.0.1')
     """
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -196,12 +196,12 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet could be meant by this address.
+    """Whether this is an address of the public internet.
 
     >>> is_public(ipaddress.ip_address("1.1.1.1")), is_public(ipaddress.ip_address("64:ff9b::1"))
     (True, False)
     """
-    address = unwrapped(address)
+    address = _unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _CLOSED_V4)
     if address.scope_id is not None or address not in _OPEN_V6:
@@ -210,7 +210,7 @@ def is_public(address: Address) -> bool:
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to addresses, as text."""
+"""Resolves host and port to addresses."""
 
 _RESOLVE_TIMEOUT_S = 5.0
 _HOST_RULE = re.compile(
@@ -220,7 +220,7 @@ _HOST_RULE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator permits. The default is the open internet, by https alone."""
+    """What the operator permits. The default is the public internet, over https only."""
 
     ports: tuple[int, ...] = (443, 8443)
     allow: tuple[str, ...] = ()
@@ -230,11 +230,11 @@ class Policy:
         object.__setattr__(self, "_rules", tuple(_read_rule(text) for text in self.allow))
 
     def allows_name(self, target: Target) -> bool:
-        """Whether the list names this host (and port)."""
+        """Whether the allow list names this host and port."""
         return any(rule.names(target) for rule in self._rules)
 
     def allows_address(self, address: Address, port: int) -> bool:
-        """Whether the list holds a network with this address."""
+        """Whether the allow list has a network with this address."""
         return any(rule.holds(address, port) for rule in self._rules)
 
 
@@ -256,49 +256,49 @@ class _Rule:
 
 
 class Guard:
-    """Answers for a URL with the addresses that may be connected to, or with `Refused`."""
+    """Returns the addresses of a URL that a client may connect to, or raises `RequestRefused`."""
 
     def __init__(self, policy: Policy | None = None, *, resolve: Resolve | None = None) -> None:
         self._policy = policy or Policy()
         self._resolve = resolve or SystemResolver()
 
     def check_url(self, url: str) -> Target:
-        """What can be told without asking the name server: for the moment a job is submitted."""
+        """Check without a DNS lookup, for the moment at which a job is submitted."""
         target = read_target(url)
         literal = _literal(target.host)
         if literal is not None:
-            self._judge(target, [literal])
+            self._check_addresses(target, [literal])
         elif not self._policy.allows_name(target) and not self._policy.allow:
             self._check_form(target)
         return target
 
     async def addresses(self, target: Target) -> list[str]:
-        """Resolve once. The caller connects to these and asks nobody again."""
+        """Resolve and check. The caller connects to these addresses without another lookup."""
         literal = _literal(target.host)
         found = [literal] if literal is not None else await self._look_up(target)
-        self._judge(target, found)
+        self._check_addresses(target, found)
         return [str(address) for address in found]
 
     async def close(self) -> None:
-        """End the lookups of this event loop."""
+        """Cancel the lookups of this event loop."""
         if isinstance(self._resolve, SystemResolver):
             await self._resolve.close()
 
     async def _look_up(self, target: Target) -> list[Address]:
-        """The addresses of a name; none where it has none or is not resolved in time."""
+        """The addresses of a name; [] if it has none or is not resolved in time."""
         try:
             async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
                 texts = await self._resolve(target.host, target.port)
         except (TimeoutError, OSError):
             return []
-        # A scope (`fe80::1%eth0`) makes the address a link-local one, which is_public refuses.
-        return list(dict.fromkeys(unwrapped(ipaddress.ip_address(text)) for text in texts))
+        # An address with a scope (`fe80::1%eth0`) is link-local, and is_public refuses it.
+        return list(dict.fromkeys(_unwrapped(ipaddress.ip_address(text)) for text in texts))
 
-    def _judge(self, target: Target, found: Sequence[Address]) -> None:
-        """Raise where one of the addresses is not permitted: among good ones it is an attack.
+    def _check_addresses(self, target: Target, found: Sequence[Address]) -> None:
+        """Raise if one address is not permitted: one bad address among good ones is an attack.
 
-        A name without an address and one with an internal address are the same error: requesters
-        would learn from the difference which internal names there are.
+        A name without an address and a name with an internal address give the same error. The
+        difference would show requesters which internal names exist.
         """
         named = self._policy.allows_name(target)
         if found and (
@@ -309,33 +309,33 @@ class Guard:
             self._check_form(target)
         if _literal(target.host) is not None:
             if not is_public(found[0]):
-                raise Refused(f"{target.origin} is not a public address")
+                raise RequestRefused(f"{target.origin} is not a public address")
         elif not found or not all(map(is_public, found)):
             raise Unreachable(f"{target.origin}: its name leads to no public address")
 
     def _check_form(self, target: Target) -> None:
         if target.host == "localhost" or target.host.endswith(".localhost"):
-            raise Refused(f"{target.origin} is not a public address")
+            raise RequestRefused(f"{target.origin} is not a public address")
         if target.scheme != "https":
-            raise Refused(f"{target.origin}: only https is permitted here")
+            raise RequestRefused(f"{target.origin}: only https is permitted here")
         if target.port not in self._policy.ports:
             permitted = ", ".join(map(str, self._policy.ports))
-            raise Refused(f"{target.origin}: the permitted ports are {permitted}")
+            raise RequestRefused(f"{target.origin}: the permitted ports are {permitted}")
 
 
 class Unguarded(Guard):
-    """Permits every target: for addresses that the operator chose, not a requester."""
+    """Permits every target: for addresses chosen by the operator, not by a requester."""
 
     async def addresses(self, target: Target) -> list[str]:
-        """The host itself; the system looks it up while connecting."""
+        """The host itself; it is resolved while connecting."""
         return [target.host]
 
 
 class SystemResolver:
-    """Looks names up as the machine's files say (hosts, resolv.conf), without a thread for each.
+    """Resolves names by the machine's hosts file and resolv.conf, without threads.
 
-    `getaddrinfo` of the event loop has two threads in uvloop: a few names whose servers are silent
-    would hold up every other lookup of the worker.
+    `getaddrinfo` of uvloop has two threads. A few names whose servers do not answer would delay
+    every other lookup of the worker.
     """
 
     def __init__(self, nameservers: Sequence[str] | None = None) -> None:
@@ -346,7 +346,7 @@ class SystemResolver:
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """The addresses of a host."""
-        import aiodns  # of the extra `inbox`: a worker of a plane does without it
+        import aiodns  # part of the extra `inbox`; a worker of a plane does not need it
 
         loop = asyncio.get_running_loop()
         resolver = self._by_loop.get(loop)
@@ -362,7 +362,7 @@ class SystemResolver:
         return [node.addr[0].decode() for node in found.nodes]
 
     async def close(self) -> None:
-        """Give up what this event loop still asks; another call begins anew."""
+        """Cancel the lookups of this event loop; a later call starts a new resolver."""
         resolver = self._by_loop.pop(asyncio.get_running_loop(), None)
         if resolver is not None:
             await resolver.close()
@@ -370,7 +370,7 @@ class SystemResolver:
 
 def _literal(host: str) -> Address | None:
     try:
-        return unwrapped(ipaddress.ip_address(host))
+        return _unwrapped(ipaddress.ip_address(host))
     except ValueError:
         return None
 
@@ -385,7 +385,7 @@ def _read_rule(text: str) -> _Rule:
         pass
     if match is None or match["six"] or "*" in host[1:] or (port or 1) > 65_535:
         raise UsageError(
-            f"allow list: {text!r} is no network (10.0.0.0/8), host (hooks.internal:8080) "
-            "or family of hosts (*.svc.internal)"
+            f"allow list: {text!r} is not a network (10.0.0.0/8), host (hooks.internal:8080) "
+            "or pattern of hosts (*.svc.internal)"
         )
     return _Rule(name=host, port=port)

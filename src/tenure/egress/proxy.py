@@ -1,9 +1,9 @@
-"""A forward proxy on loopback for libraries that bring their own HTTP client.
+"""A forward proxy on loopback for libraries with their own HTTP client.
 
-An object storage client resolves names by itself, so checking its endpoint beforehand would prove
-nothing: the name may mean another address a moment later. Given this proxy instead, every
-connection it makes is resolved, checked and dialled by the guard here; TLS goes through untouched.
-Each proxy has a password of its own, so that no other program of this machine can use it.
+An object storage client resolves names itself, so checking its endpoint beforehand is not enough:
+the name may have another address a moment later. This proxy resolves, checks and opens every
+connection of the library. TLS passes through unchanged. Each proxy has a random password, so that
+no other program on this machine can use it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
-from tenure.egress.guard import EgressError, Guard, Refused, Target, Unreachable, read_target
+from tenure.egress.guard import EgressError, Guard, RequestRefused, Target, Unreachable, read_target
 
 _HEAD_BYTES_MAX = 65_536
 _HEAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
-_PIECE_BYTES = 262_144
+_CHUNK_BYTES = 262_144
 
 
 class GuardedProxy:
-    """`async with GuardedProxy(guard) as proxy:` and give `proxy.url` to the library."""
+    """Use as `async with GuardedProxy(guard) as proxy:` and pass `proxy.url` to the library."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -34,11 +34,11 @@ class GuardedProxy:
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.failure: EgressError | None = None
-        """Why the last exchange could not begin; None where it could."""
+        """Why the last exchange could not start; None if it did."""
 
     @property
     def url(self) -> str:
-        """Where it listens, with its password: keep it out of logs."""
+        """The address of the proxy. It contains the password: do not log it."""
         if self._server is None:
             raise RuntimeError("the proxy has not been started: enter it with `async with`")
         port = self._server.sockets[0].getsockname()[1]
@@ -69,12 +69,12 @@ class GuardedProxy:
             await self._relay(reader, writer)
         except EgressError as error:
             self.failure = error
-            # Not 403: that would be taken for the storage's word on credentials.
-            await _say(writer, 400 if isinstance(error, Refused) else 502)
+            # Not 403: the library would take that for refused credentials.
+            await _send_status(writer, 400 if isinstance(error, RequestRefused) else 502)
         except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
-            await _say(writer, 502)
+            await _send_status(writer, 502)
         except asyncio.CancelledError:
-            pass  # the proxy is closed; a cancelled handler would be logged as an error
+            pass  # the proxy closes; asyncio would log a cancelled handler as an error
         finally:
             self._serving.discard(task)
             writer.transport.abort()
@@ -83,8 +83,8 @@ class GuardedProxy:
         async with asyncio.timeout(_HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-        if not self._knows(lines):
-            await _say(writer, 407)
+        if not self._is_authorized(lines):
+            await _send_status(writer, 407)
             return
         method, where, _ = first.split(" ", 2)
         tunnel = method == "CONNECT"
@@ -96,11 +96,11 @@ class GuardedProxy:
                 writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
                 upstream[1].write(_plain_head(method, target, where, lines))
-            await _both_ways((reader, writer), upstream)
+            await _relay_both((reader, writer), upstream)
         finally:
             upstream[1].transport.abort()
 
-    def _knows(self, lines: list[str]) -> bool:
+    def _is_authorized(self, lines: list[str]) -> bool:
         expected = base64.b64encode(f"tenure:{self._password}".encode()).decode()
         for line in lines:
             name, _, value = line.partition(":")
@@ -119,7 +119,7 @@ class GuardedProxy:
 
 
 def _plain_head(method: str, target: Target, where: str, lines: list[str]) -> bytes:
-    """The head for the server itself; one request a connection, so that each one is checked."""
+    """The request head for the server. One request per connection, so that each is checked."""
     path = urlsplit(where)._replace(scheme="", netloc="").geturl() or "/"
     dropped = ("proxy-", "connection:", "keep-alive:")
     kept = [line for line in lines if not line.lower().startswith(dropped)]
@@ -127,13 +127,13 @@ def _plain_head(method: str, target: Target, where: str, lines: list[str]) -> by
     return "\r\n".join(head).encode("latin-1")
 
 
-async def _both_ways(
+async def _relay_both(
     ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     up = asyncio.create_task(_copy(ours[0], theirs[1]))
     try:
-        await _copy(theirs[0], ours[1])  # when the server is done, so is the exchange
+        await _copy(theirs[0], ours[1])  # the exchange ends when the server has sent all
     finally:
         up.cancel()
         with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -141,14 +141,14 @@ async def _both_ways(
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    while piece := await source.read(_PIECE_BYTES):
-        sink.write(piece)
+    while chunk := await source.read(_CHUNK_BYTES):
+        sink.write(chunk)
         await sink.drain()
     if sink.can_write_eof():
         sink.write_eof()
 
 
-async def _say(writer: asyncio.StreamWriter, status: int) -> None:
+async def _send_status(writer: asyncio.StreamWriter, status: int) -> None:
     with contextlib.suppress(OSError):
         writer.write(
             f"HTTP/1.1 {status} -\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()

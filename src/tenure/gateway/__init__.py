@@ -1,1 +1,1 @@
-"""The web application before the queues: HTTP in, server-sent events out."""
+"""The HTTP gateway of the queues: endpoints, event streams, API keys, dashboard."""

@@ -1,8 +1,8 @@
-"""The web application: what a request passes on its way to a contract, put together.
+"""The web application. This is the path of a request:
 
 Middleware (request id, headers, problems, metrics)
-  -> Router -> Resource (admit, limit, read) -> the contract's handler
-                                             -> Streamer <- Feed <- journal and event streams
+  -> Router -> Resource (authenticate, limit, read) -> the contract's handler
+                                                    -> Streamer <- Feed <- journal, event streams
             -> Dashboard (pages, and /api for all contracts)
 """
 
@@ -25,22 +25,34 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure import __version__
-from tenure.core.endpoint import OPEN, Endpoint
+from tenure.core.endpoint import OPEN, Endpoint, Submits
 from tenure.core.errors import StoreError, UsageError
-from tenure.dashboard.app import RIGHTS, Dashboard
+from tenure.dashboard.api import ROUTE
+from tenure.dashboard.app import Dashboard
 from tenure.dashboard.audit import open_audit
 from tenure.gateway.auth import Auth, Sessions, headers_of
-from tenure.gateway.connections import ADMIN
-from tenure.gateway.dispatch import ROUTE, ClientGone, Resource, RouteContext, read_body, rights_of
-from tenure.gateway.document import HTML, POLICY, asyncapi_document, docs_page, openapi_document
 from tenure.gateway.feed import Feed
+from tenure.gateway.http.connections import ADMIN
+from tenure.gateway.http.dispatch import Resource, RouteContext, read_body, rights_of
+from tenure.gateway.http.document import (
+    HTML,
+    POLICY,
+    asyncapi_document,
+    docs_page,
+    openapi_document,
+)
 from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
 from tenure.gateway.limits import DepthLimit, RateLimit
 from tenure.gateway.metrics import Metrics
-from tenure.gateway.operations import Operations
+from tenure.gateway.operations import (
+    GatewayQueue,
+    Operations,
+    RedisWarnings,
+    SubmitBatcher,
+    open_queues,
+)
 from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of
-from tenure.gateway.served import RedisWarnings, ServedQueue, SubmitBatcher, open_served
 from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 from tenure.worker.telemetry import ensure_logs
@@ -49,7 +61,7 @@ _log = structlog.get_logger("tenure.gateway")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _CSP = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-_SAFE: list[tuple[bytes, bytes]] = [
+_SECURITY_HEADERS: list[tuple[bytes, bytes]] = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -65,7 +77,7 @@ for _code, (_status, _) in CODES.items():
 
 
 class Gateway:
-    """The ASGI application of one process. `ring` is only given to share one, or in tests."""
+    """The ASGI application of one process. `ring` replaces the key ring of the stores in tests."""
 
     def __init__(self, settings: GatewaySettings, *, ring: Keys | None = None) -> None:
         if not settings.queues:
@@ -77,11 +89,11 @@ class Gateway:
         self.draining = False
         self._auth = Auth(self.ring, settings)
         self._streamer = Streamer(self._auth, self.metrics, retry_ms=settings.retry_ms)
-        self.served = open_served(settings.queues, settings, self.metrics)
+        self.queues = open_queues(settings.queues, settings, self.metrics)
         self._side = open_side_store(settings.queues[0], "tenure-audit")
         self._audit = open_audit(settings.queues[0], self._side, keep=settings.audit_keep)
         self.dashboard = Dashboard(
-            self.served,
+            self.queues,
             Sessions(self._auth, self.ring, settings),
             self._audit,
             redact=settings.redact,
@@ -93,7 +105,7 @@ class Gateway:
             form_bytes_max=settings.form_bytes_max,
         )
         self._operations = Operations(
-            self.served,
+            self.queues,
             self.ring,
             self.metrics,
             lambda: self.draining,
@@ -101,14 +113,14 @@ class Gateway:
             self._audit,
         )
         self._documents, app = self._routes()
-        self._app = Middleware(app, self.metrics)
+        self._app = _Middleware(app, self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # with it the router raises its 404 and 405 instead of answering
+        scope["app"] = self  # makes the router raise 404 and 405, so that they become problems
         await self._app(scope, receive, send)
 
     async def check_safe(self) -> None:
-        """Refuse to be open to the network without keys and without people who sign in."""
+        """Refuse to listen on the network without API keys and without single sign-on."""
         if self.settings.on_loopback or self.settings.sso_groups:
             return
         where = " and ".join(filter(None, (self.settings.host, self.settings.admin_address)))
@@ -116,8 +128,8 @@ class Gateway:
             keys = await self.ring.count()
         except StoreError as error:
             raise UsageError(
-                f"bound to {where} the gateway needs API keys, and whether there are "
-                f"any could not be asked: {error}"
+                f"bound to {where} the gateway needs API keys, and the store that keeps them "
+                f"does not answer: {error}"
             ) from error
         if not keys:
             raise UsageError(
@@ -126,12 +138,17 @@ class Gateway:
             )
 
     def drain(self) -> None:
-        """Turn /readyz to 503 and send the followers to another gateway."""
+        """Answer /readyz with 503 and end event streams, so that clients go to another gateway."""
         self.draining = True
         self._streamer.drain()
         self.dashboard.drain()
-        for served in self.served:
-            served.drain()
+        for queue in self.queues:
+            queue.drain()
+
+    @property
+    def streams(self) -> int:
+        """How many event streams are open."""
+        return sum(queue.feed.clients for queue in self.queues)
 
     @property
     def openapi(self) -> bytes:
@@ -147,20 +164,15 @@ class Gateway:
         context = RouteContext(self.settings, self._auth, self._streamer, RateLimit(), self._audit)
         own = [*self._operations.endpoints(), *self.dashboard.endpoints()]
         groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
-            (
-                served.endpoints(self.settings, self._limited(served)),
-                served.feed,
-                url,
-                served.name,
-            )
-            for url, served in zip(self.settings.queues, self.served, strict=True)
+            (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, url, queue.name)
+            for url, queue in zip(self.settings.queues, self.queues, strict=True)
         ]
         groups.append((own, None, "", ""))
         everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
-        described = openapi_document(everything)
-        self._docs_page = docs_page(described)
+        openapi = openapi_document(everything)
+        self._docs_page = docs_page(openapi)
         documents = {
-            "/openapi.json": msgspec.json.encode(described),
+            "/openapi.json": msgspec.json.encode(openapi),
             "/asyncapi.json": msgspec.json.encode(asyncapi_document(everything)),
         }
         document_routes = [Route(path, self._document, methods=["GET"]) for path in documents]
@@ -182,7 +194,8 @@ class Gateway:
             return Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
         router = router_of(with_admin=True)
-        self.rights = rights_of(router.routes, RIGHTS | dict.fromkeys(("/docs", *documents), OPEN))
+        pages = self.dashboard.rights | dict.fromkeys(("/docs", *documents), OPEN)
+        self.rights = rights_of(router.routes, pages)
         whole = _with_shortcut(router)
         if not self.settings.admin_address:
             return documents, whole
@@ -193,15 +206,21 @@ class Gateway:
 
         return documents, by_address
 
-    def _limited(self, served: ServedQueue) -> DepthLimit:
-        """Submits to a queue, within the depths of the keys."""
-        queue, refused = SubmitBatcher(served.queue), self.metrics.refused.labels("depth").inc
-        return DepthLimit(queue, served.ledger, self._auth.quota, refused)
+    def _depth_limit(self, queue: GatewayQueue) -> Submits:
+        """The `submit` of a queue: batched, and limited by the unfinished jobs of each key.
+
+        There is no limit if the ledger cannot count the jobs of a requester.
+        """
+        batcher, refused = SubmitBatcher(queue.queue), self.metrics.refused.labels("depth").inc
+        unfinished = queue.ledger.features.unfinished
+        if unfinished is None:
+            return batcher
+        return DepthLimit(batcher, unfinished, self._auth.quota, refused)
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
-        for served in self.served:
-            served.start()
+        for queue in self.queues:
+            queue.start()
         self._streamer.start()
         try:
             yield
@@ -209,8 +228,8 @@ class Gateway:
             self._streamer.drain()
             await self._streamer.close()
             await self.dashboard.close()
-            for served in self.served:
-                await served.close()
+            for queue in self.queues:
+                await queue.close()
             await self.ring.close()
             await self._audit.close()
             if self._side is not None:
@@ -231,12 +250,12 @@ class Gateway:
 
 
 def _is_admin(endpoint: Endpoint) -> bool:
-    """Whether an endpoint belongs to the admin address, where there is one."""
+    """Whether an endpoint is served only at the admin address, if there is one."""
     return endpoint.right.scope in ("admin", "observe") or endpoint.path == "/metrics"
 
 
 def _with_shortcut(router: Router) -> ASGIApp:
-    """The router; paths without parameters, such as /v1/jobs, are found without matching."""
+    """Looks up paths without parameters, such as /v1/jobs, in a dict; the router matches others."""
     exact = {
         route.path: route.app
         for route in router.routes
@@ -265,10 +284,10 @@ def _resources(
     ]
 
 
-class Middleware:
+class _Middleware:
     """Wraps the router: request id, security headers, problems, metrics.
 
-    Whatever happens further in, a client gets a proper answer or a problem document.
+    Every error becomes a problem document, unless the response has already begun.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -282,14 +301,14 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, self._request_id(scope))
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             await self._app(scope, receive, exchange.send)
-        except (ClientGone, ClientDisconnect):
+        except ClientDisconnect:
             return
         except Exception as error:
-            await self._failed(error, exchange)
-        self._count(exchange, time.perf_counter() - begun)
+            await self._answer_error(error, exchange)
+        self._count(exchange, time.perf_counter() - started)
 
     def _request_id(self, scope: Scope) -> bytes:
         for name, value in scope["headers"]:
@@ -297,7 +316,7 @@ class Middleware:
                 return bytes(value)
         return f"{self._boot}-{next(self._numbers)}".encode()
 
-    async def _failed(self, error: Exception, exchange: _Exchange) -> None:
+    async def _answer_error(self, error: Exception, exchange: _Exchange) -> None:
         problem = _http_problem(error) if isinstance(error, HTTPException) else problem_of(error)
         if problem is None or problem.status == 503:
             _log.error(
@@ -310,8 +329,8 @@ class Middleware:
         elif problem.code in _QUOTAS:
             self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
         if exchange.status:
-            raise error  # the response has begun: only the server can cut the connection now
-        await exchange.refuse(problem or Problem("internal"))
+            raise error  # the response has begun, so only the server can end the connection
+        await exchange.send_problem(problem or Problem("internal"))
 
     def _count(self, exchange: _Exchange, seconds: float) -> None:
         route = exchange.scope.get(ROUTE, "other")
@@ -322,7 +341,7 @@ class Middleware:
 
 
 class _Exchange:
-    """One request and the response that is sent for it."""
+    """One request and its response."""
 
     __slots__ = ("_send", "method", "request_id", "scope", "status", "streamed")
 
@@ -340,7 +359,7 @@ class _Exchange:
             headers = list(message["headers"])
             names = {name for name, _ in headers}
             self.streamed = (b"x-accel-buffering", b"no") in headers
-            headers += _SAFE
+            headers += _SECURITY_HEADERS
             headers.append((b"x-request-id", self.request_id))
             if b"content-security-policy" not in names:
                 headers.append((b"content-security-policy", _CSP))
@@ -351,8 +370,8 @@ class _Exchange:
             message = {**message, "headers": headers}
         await self._send(message)
 
-    async def refuse(self, problem: Problem) -> None:
-        """Answer with the problem."""
+    async def send_problem(self, problem: Problem) -> None:
+        """Send the problem document as the response."""
         body = problem.body(self.scope["path"], self.request_id.decode())
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         headers += [(b"content-type", MEDIA), (b"content-length", b"%d" % len(body))]
@@ -363,7 +382,7 @@ class _Exchange:
 
 
 def _http_problem(error: HTTPException) -> Problem:
-    """The router's own errors, such as 404, as problems."""
+    """Errors of the router, such as 404, as problems."""
     code: Any = "not_found" if error.status_code == 404 else _BY_STATUS.get(error.status_code)
     headers = tuple((error.headers or {}).items())
     return Problem(code or "invalid", headers=headers)

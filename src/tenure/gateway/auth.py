@@ -1,26 +1,23 @@
-"""Who sends a request: by API key, ticket, session or trusted proxy, or locally without any.
+"""Authentication: by API key, ticket, session cookie or trusted proxy, or anonymous on loopback.
 
 Without keys the gateway is open to local programs only: it must be bound to loopback, the client
-must come from there without a proxy in between, and a browser must not have been sent by another
-site's page (Host, Origin and Sec-Fetch-Site tell). Once a key exists, a key is required. Answers of
-the key ring are cached for a second, so a revoked key is refused within two.
+must connect from there without a proxy in between, and the request must not come from another
+site's page (Host, Origin and Sec-Fetch-Site are checked). Once a key exists, a key is required.
+Lookups of keys are cached for a second, so a revoked key is refused within two.
 
-Headers of a proxy are read only if the connection comes from a configured address. A person has the
-rights of the first configured group that he or she belongs to; rights of groups are not added up.
+Proxy headers are read only if the connection comes from a configured address. A person has the
+rights of the first configured group that matches; the rights of several groups are not combined.
 
-A session is a cookie with a random id, for pages that cannot send headers. The store keeps the hash
-of the id, so every gateway of a queue knows it and reading the store opens nothing.
+A session is a cookie with a random id, for pages that cannot send headers. The store keeps only the
+hash of the id: every gateway of the queue accepts it, and a copy of the store opens no session.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -30,27 +27,25 @@ from starlette.types import Scope
 
 from tenure.core.endpoint import SCOPES, Caller
 from tenure.core.errors import UsageError
+from tenure.dashboard.display import now_ms
 from tenure.gateway.keys import (
     TOUCH_MS,
     Key,
     Keys,
-    checked_scopes,
+    check_scopes,
     is_secret_of,
     secret_hash,
     split_key,
-    wall_ms,
     worker_key,
 )
 from tenure.gateway.limits import FailedLogins, Quota
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import UNIX, GatewaySettings, is_local_host, is_loopback
-
-T = TypeVar("T")
+from tenure.store.batcher import CachedLookup
 
 _log = structlog.get_logger("tenure.gateway")
 
 CACHE_S = 1.0
-_CACHED_MAX = 10_000
 _ANONYMOUS = Caller("", frozenset(SCOPES))
 _NO_QUOTA = Quota()
 _CHALLENGE = (("www-authenticate", 'Bearer realm="tenure"'),)
@@ -69,9 +64,9 @@ _HOPS_MAX = 32
 _HEADER_CHARS_MAX = 4_096
 _COOKIE = "tenure_session"
 _COOKIE_CHARS_MAX = 8_192
-# Only what an id can look like is searched for: no cookie has to be parsed.
+# Matches only what a session id looks like, so that no cookie has to be parsed.
 _SESSION_ID = re.compile(rf"(?:^|;) ?{_COOKIE}=([\w-]{{43}}) ?(?:;|$)", re.ASCII)
-_SESSION = "tenure.session"  # where the scope keeps the session by which a request was admitted
+_SESSION = "tenure.session"  # scope key: the session by which a request was admitted
 
 
 class Auth:
@@ -79,24 +74,24 @@ class Auth:
 
     def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
         self._ring = ring
-        self._proxies = TrustedProxies(settings)
+        self._proxies = _TrustedProxies(settings)
         self._failed = FailedLogins(settings.failed_logins_per_min)
-        no_people = not self._proxies.name_people
-        self._open = settings.anonymous and settings.on_loopback and no_people
+        sso = self._proxies.has_sso
+        self._open = settings.anonymous and settings.on_loopback and not sso
         self._unix = bool(settings.unix_socket)
         self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
-        self._found: dict[str, tuple[float, Key | None]] = {}
-        self._counted: dict[str, tuple[float, int]] = {}
+        self._keys = CachedLookup(self._read_key, keep_s=CACHE_S)
+        self._counts = CachedLookup(ring.count, keep_s=CACHE_S)
         self._touched_ms: dict[str, int] = {}
-        self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def admit(
         self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = "", acts: bool = False
     ) -> Caller:
-        """The caller of a request, perhaps for one queue only, or `Problem` 401 or 403.
+        """The caller of a request; raises `Problem` 401 or 403.
 
-        A ticket is part of a URL, which others may see, so it never `acts`.
+        `queue_url` names the queue of the route, if it has one. `acts` is true for a request that
+        changes something; a ticket does not permit that, because others may see its URL.
         """
         text = _key_text(headers)
         if text:
@@ -104,13 +99,13 @@ class Auth:
         ticket = _ticket(scope)
         if ticket:
             if acts:
-                raise Problem("scope", "a ticket is good for reading alone; send the key itself")
+                raise Problem("scope", "a ticket is only valid for reading; send the key itself")
             return await self._by_ticket(ticket, scope, headers)
         person = self._proxies.person(scope)
         if person is not None:
-            check_own_page(scope["method"], headers, form=False)
+            _check_own_page(scope["method"], headers, form=False)
             return person
-        if not self._open or await self._count(queue_url):
+        if not self._open or await self._counts.get(queue_url):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
         return _ANONYMOUS
@@ -118,33 +113,33 @@ class Auth:
     async def live_key(self, key_id: str) -> Key | None:
         """A key by its id, if it may be used now."""
         key = await self._find(key_id)
-        return key if key is not None and key.is_live(wall_ms()) else None
+        return key if key is not None and key.is_live(now_ms()) else None
 
     def quota(self, requester: str) -> Quota:
-        """How much a caller who was just admitted may ask for."""
-        key = self._found.get(requester, (0.0, None))[1]
+        """The quota of a caller who was just admitted."""
+        key = self._keys.last(requester)
         return self._quota if key is None or key.quota == _NO_QUOTA else key.quota.over(self._quota)
 
     async def is_valid(self, caller: Caller) -> bool:
-        """Whether a caller who was admitted earlier still would be."""
+        """Whether a caller who was admitted earlier would be admitted now."""
         if caller.person:
-            return self._proxies.name_people
+            return self._proxies.has_sso
         if not caller.requester:
-            return self._open and not await self._count()
+            return self._open and not await self._counts.get("")
         return await self.live_key(caller.requester) is not None
 
     async def by_key(
         self, text: str, scope: Scope, headers: Mapping[str, str], *, way: str = "api"
     ) -> Caller:
-        """The caller who shows this key, or `Problem` 401, or 429 after too many wrong ones."""
+        """The caller with this key; raises `Problem` 401, or 429 after too many wrong keys."""
         parts = split_key(text)
         key = await self._find(parts[0]) if parts else None
-        now_ms = wall_ms()
-        if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(now_ms):
+        used_ms = now_ms()
+        if not parts or not key or not is_secret_of(key, parts[1]) or not key.is_live(used_ms):
             raise self._refused(parts[0] if parts else "", scope, headers, way)
-        if key is not self._worker_key and now_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
-            self._touched_ms[key.id] = now_ms
-            await self._ring.touch(key.id, now_ms)
+        if key is not self._worker_key and used_ms - self._touched_ms.get(key.id, 0) > TOUCH_MS:
+            self._touched_ms[key.id] = used_ms
+            await self._ring.touch(key.id, used_ms)
         return Caller(key.id, frozenset(key.scopes))
 
     async def _by_ticket(self, ticket: str, scope: Scope, headers: Mapping[str, str]) -> Caller:
@@ -154,7 +149,7 @@ class Auth:
         return caller
 
     def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Where a request comes from."""
+        """The address of the client."""
         return self._proxies.address(scope, headers)
 
     def _refused(self, key_id: str, scope: Scope, headers: Mapping[str, str], way: str) -> Problem:
@@ -164,48 +159,24 @@ class Auth:
     async def _find(self, key_id: str) -> Key | None:
         if self._worker_key is not None and key_id == self._worker_key.id:
             return self._worker_key
-        now = time.monotonic()
-        asked, key = self._found.get(key_id, (float("-inf"), None))
-        if now - asked < CACHE_S:
-            return key
-        key = await self._shared(key_id, lambda: self._ring.find(key_id))
-        if len(self._found) >= _CACHED_MAX:  # a flood of made-up ids must not grow it for ever
-            self._found.clear()
-        self._found[key_id] = (now, key)
-        return key
+        return await self._keys.get(key_id)
 
-    async def _count(self, queue_url: str = "") -> int:
-        asked, count = self._counted.get(queue_url, (float("-inf"), 0))
-        now = time.monotonic()
-        if now - asked < CACHE_S:
-            return count
-        what = f"count {queue_url}"  # cannot be the id of a key
-        count = await self._shared(what, lambda: self._ring.count(queue_url))
-        self._counted[queue_url] = (now, count)
-        return count
-
-    async def _shared(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The ring's answer; requests that ask the same at the same time share one call."""
-        answer = self._asking.get(what)
-        if answer is None:
-            answer = self._asking[what] = asyncio.ensure_future(ask())
-            answer.add_done_callback(lambda _: self._asking.pop(what, None))
-        found: T = await asyncio.shield(answer)
-        return found
+    async def _read_key(self, key_id: str) -> Key | None:
+        return await self._ring.find(key_id)
 
     def _check_local(self, scope: Scope, headers: Mapping[str, str]) -> None:
         client = scope.get("client")
         if not self._unix and (client is None or not is_loopback(client[0])):
             raise Problem("no_key", headers=_CHALLENGE)
-        # HTTP/1.0 is what nginx speaks to a server behind it, and by default all that tells of it.
-        passed_on = scope["http_version"] == "1.0" or not _PROXY_HEADERS.isdisjoint(headers)
-        if passed_on or "x-forwarded" in " ".join(headers):
+        # nginx sends HTTP/1.0 to upstream servers; by default nothing else shows that it is there.
+        proxied = scope["http_version"] == "1.0" or not _PROXY_HEADERS.isdisjoint(headers)
+        if proxied or "x-forwarded" in " ".join(headers):
             raise Problem(
                 "no_key", "behind a proxy this gateway needs API keys", headers=_CHALLENGE
             )
         host = headers.get("host", "")
         is_local = self._unix or is_local_host(host)
-        if len(headers) < len(scope["headers"]):  # some name came twice
+        if len(headers) < len(scope["headers"]):  # a header was sent twice
             is_local = is_local and sum(name == b"host" for name, _ in scope["headers"]) < 2
         if not is_local:
             raise Problem("cross_site", "Host is not a name of this machine; use 127.0.0.1")
@@ -217,7 +188,7 @@ class Auth:
 
 
 class Sessions:
-    """Authenticates the pages of the dashboard; implements its `SessionAuth`."""
+    """Authenticates the dashboard's pages; implements its protocol `SessionAuth`."""
 
     def __init__(self, auth: Auth, ring: Keys, settings: GatewaySettings) -> None:
         self._auth = auth
@@ -226,9 +197,9 @@ class Sessions:
         self._idle_ms = settings.session_idle_ms
 
     async def caller(self, request: Request) -> Caller | None:
-        """By session, else as the API would admit; None for a caller who has to sign in."""
+        """By session, otherwise as for the API; None for a caller who has to sign in."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         session_h = _session_h(headers)
         if session_h:
             caller = await self._by_session(session_h)
@@ -243,17 +214,20 @@ class Sessions:
                 return None
             raise
 
-    async def is_still_in(self, request: Request, caller: Caller) -> bool:
-        """Whether a caller whom a request brought would be admitted now; that is no use of it."""
+    async def is_still_valid(self, request: Request, caller: Caller) -> bool:
+        """Whether the caller of an earlier request would be admitted now.
+
+        Does not count as a use of the session.
+        """
         session_h = request.scope.get(_SESSION)
         if session_h:
             return await self._by_session(session_h, used=False) is not None
         return await self._auth.is_valid(caller)
 
     async def sign_in(self, key_text: str, request: Request) -> str | None:
-        """The cookie of a new session, or None for a key that is no good."""
+        """The cookie of a new session; None for a wrong key."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         try:
             caller = await self._auth.by_key(key_text, request.scope, headers, way="login")
         except Problem as problem:
@@ -263,14 +237,14 @@ class Sessions:
         text = await self._ring.open_session(caller.requester, self._ttl_ms, self._idle_ms)
         address = self._auth.address(request.scope, headers)
         _log.info("signed_in", key=caller.requester, address=address)
-        # The browser names its scheme here. Behind a proxy that ends TLS ours would be http.
+        # Origin has the browser's scheme. Behind a proxy that ends TLS, our own scheme is http.
         secure = headers.get("origin", "").startswith("https://")
         return _set_cookie(text, self._ttl_ms // 1000, secure)
 
     async def sign_out(self, request: Request) -> str:
-        """End the session; the cookie that takes its place."""
+        """End the session; returns the cookie that removes the browser's."""
         headers = headers_of(request.scope)
-        check_own_page(request.method, headers)
+        _check_own_page(request.method, headers)
         session_h = _session_h(headers)
         if session_h:
             await self._ring.end_sessions(session_h=session_h)
@@ -288,21 +262,21 @@ def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
 
 
 def _session_h(headers: dict[str, str]) -> str:
-    """What the store keeps of the session in a cookie; "" where there is none."""
+    """The hash of the session id in the cookie; "" without a session."""
     found = _SESSION_ID.search(headers.get("cookie", "")[:_COOKIE_CHARS_MAX])
     return secret_hash(found.group(1)) if found else ""
 
 
 class _Group(msgspec.Struct, frozen=True):
-    """What members of a group may do; jobs are theirs, or those of `tenant` if that is named."""
+    """What members of a group may do. Their jobs belong to them, or to `tenant` if it is set."""
 
     name: str
     scopes: frozenset[str]
     tenant: str = ""
 
 
-class TrustedProxies:
-    """The proxies that are trusted, and the groups of people whom they may announce."""
+class _TrustedProxies:
+    """The trusted proxies, and the groups of the people whom they authenticate."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._networks = settings.proxy_networks
@@ -317,12 +291,12 @@ class TrustedProxies:
             )
 
     @property
-    def name_people(self) -> bool:
-        """Whether people sign in at a proxy, so that no request is let in without an identity."""
+    def has_sso(self) -> bool:
+        """Whether people sign in at a proxy; then no request is admitted without an identity."""
         return bool(self._groups)
 
     def address(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Where a request comes from: the peer, or whom trusted proxies name as their client."""
+        """The address of the client: the peer, or the client that trusted proxies name."""
         client = scope.get("client")
         peer: str = client[0] if client else UNIX
         if not self._trusts(peer):
@@ -338,14 +312,14 @@ class TrustedProxies:
         return peer
 
     def person(self, scope: Scope) -> Caller | None:
-        """The person whom a trusted proxy names; None where there is none, or no such proxy."""
+        """The person whom a trusted proxy names; None without a person or a trusted proxy."""
         client = scope.get("client")
         if not self._groups or not self._trusts(client[0] if client else UNIX):
             return None
-        user = _only(scope, self._user)
+        user = _single_header(scope, self._user)
         if not user:
             return None
-        groups = {name.strip() for name in _only(scope, self._member_of).split(",")}
+        groups = {name.strip() for name in _single_header(scope, self._member_of).split(",")}
         for group in self._groups:
             if group.name in groups or group.name == "*":
                 return Caller(group.tenant or f"sso:{user}", group.scopes, user)
@@ -358,14 +332,14 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
 
-def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
-    """Refuse what another site's page sent; a form must come from a page of ours.
+def _check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True) -> None:
+    """Refuse a request that a page of another site sent; a form must come from our own page.
 
-    With `form` False it may come from a program too, which names no page at all.
+    With `form` False a program may have sent it, which sends neither Origin nor Sec-Fetch-Site.
     """
     site = headers.get("sec-fetch-site", "")
     if method in ("GET", "HEAD"):
-        # A link from elsewhere may lead here; a frame or a script from elsewhere may not.
+        # Links from other sites are allowed; their frames and scripts are not.
         if site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
             raise Problem("cross_site")
         return
@@ -379,7 +353,7 @@ def check_own_page(method: str, headers: Mapping[str, str], *, form: bool = True
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """The request's headers by lower-case name; of several with one name the last."""
+    """The request headers by lower-case name; of repeated headers the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
@@ -418,20 +392,20 @@ def _group(text: str) -> _Group:
             f"gateway.sso_groups: {text!r} is not of the form GROUP=SCOPE+SCOPE@TENANT; "
             "@TENANT may be left out"
         )
-    chosen = checked_scopes(scope.strip() for scope in scopes.split("+") if scope.strip())
+    chosen = check_scopes(scope.strip() for scope in scopes.split("+") if scope.strip())
     return _Group(name.strip(), frozenset(chosen), tenant.strip())
 
 
-def _only(scope: Scope, name: str) -> str:
-    """The one value of a header. A second one may be the client's own, so both are refused."""
-    wanted = name.encode("latin-1")
-    texts = [v.decode(errors="replace").strip() for n, v in scope["headers"] if n == wanted]
-    if len(texts) > 1 or any(not _is_name(text) for text in texts):
+def _single_header(scope: Scope, name: str) -> str:
+    """The value of a header that must be unique: a second one may come from the client itself."""
+    key = name.encode("latin-1")
+    texts = [v.decode(errors="replace").strip() for n, v in scope["headers"] if n == key]
+    if len(texts) > 1 or any(not _is_printable(text) for text in texts):
         raise Problem("bad_key", f"the proxy has to send {name} once, as printable text")
     return texts[0] if texts else ""
 
 
-def _is_name(text: str) -> bool:
+def _is_printable(text: str) -> bool:
     return (
         len(text) <= _HEADER_CHARS_MAX
         and text.isprintable()

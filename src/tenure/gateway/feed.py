@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from tenure.client.feed import CHUNK_EVENTS_MAX, PAGE, FollowLedger, JobFeed, News
 from tenure.core.job import JobEvent, position
 from tenure.core.redaction import Redaction
-from tenure.core.seam import is_full
+from tenure.core.seam import EventWaiter, is_full
 from tenure.gateway.sse import HEARTBEAT, Subscriber, frame
 
 
@@ -29,8 +29,16 @@ class Feed(JobFeed[Subscriber]):
         client_bytes_max: int = 256 * 1024,
         on_events: Callable[[int], object] = lambda count: None,
         redaction: Redaction | None = None,
+        waiter: EventWaiter | None = None,
     ) -> None:
-        super().__init__(ledger, journal, final=final, sweep_ms=sweep_ms, heartbeat_ms=heartbeat_ms)
+        super().__init__(
+            ledger,
+            journal,
+            final=final,
+            sweep_ms=sweep_ms,
+            heartbeat_ms=heartbeat_ms,
+            waiter=waiter,
+        )
         self._bytes_max = client_bytes_max
         self._on_events = on_events
         self._redaction = redaction or Redaction()

@@ -1,8 +1,8 @@
 """Key rings in Redis and SQL stores, beside the jobs of a queue, and several rings as one.
 
-A gateway with several stores finds a key in the store that keeps it. A store that is away makes
-only its own keys unusable: a key that none of the others has is then a 503 and not a 401. A key
-never moves, so once its store is known only that one is asked.
+A gateway with several stores looks for a key in each of them. A store that does not answer makes
+only its own keys unusable: a key that the other stores do not have is then a 503, not a 401. A key
+never moves, so once its store is known, only that store is asked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import structlog
 from tenure.core.endpoint import Caller
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable
 from tenure.core.registry import open_part, parse_url
+from tenure.dashboard.display import now_ms
 from tenure.gateway.keys import (
     SESSIONS_PER_KEY,
     TICKET_S,
@@ -35,7 +36,6 @@ from tenure.gateway.keys import (
     new_token,
     secret_hash,
     surplus_sessions,
-    wall_ms,
 )
 from tenure.gateway.limits import Quota, read_quota
 from tenure.sql.engine import INBOX, Engine, Row
@@ -48,7 +48,7 @@ _log = structlog.get_logger("tenure.gateway")
 _ANSWER_S = 2.0
 _RETRY_S = 1.0
 _HOMES_MAX = 10_000
-# Options of a URL that say where a store is, or which part of it.
+# Options of a URL that select the store or a part of it.
 _LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
 _STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 _TIME = re.compile(rb"[0-9]{1,14}")
@@ -56,10 +56,10 @@ _TIMES = ("created_ms", "expires_ms", "last_used_ms")
 
 
 class RedisKeyRing:
-    """The ring in the store of a queue on Redis."""
+    """The key ring of a queue on Redis."""
 
     def __init__(
-        self, redis: Redis, *, prefix: str = "", clock_ms: Callable[[], int] = wall_ms
+        self, redis: Redis, *, prefix: str = "", clock_ms: Callable[[], int] = now_ms
     ) -> None:
         self._redis = redis
         self._keys = f"{prefix}tenure:keys"
@@ -78,21 +78,21 @@ class RedisKeyRing:
         return key, text
 
     async def limit(self, key_id: str, quota: Quota) -> bool:
-        # In a hash of its own: a key that is revoked meanwhile must not come back.
+        # Quotas have their own hash, so that writing one cannot restore a revoked key.
         if not await self._redis.call("HEXISTS", self._keys, key_id):
             return False
         await self._redis.call("HSET", self._quotas, key_id, msgspec.json.encode(quota))
         return True
 
     async def list(self) -> list[Key]:
-        stored, *beside = await self._redis.pipeline(
+        stored, *others = await self._redis.pipeline(
             [("HGETALL", name) for name in (self._keys, self._used, self._quotas)]
         )
         if isinstance(stored, Exception):
             raise stored
-        used, quotas = (_pairs(_optional(reply) or []) for reply in beside)
-        every = _pairs(stored).items()
-        keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in every]
+        used, quotas = (_pairs(_optional(reply) or []) for reply in others)
+        records = _pairs(stored).items()
+        keys = [_read_key(name, raw, quotas.get(name), used.get(name)) for name, raw in records]
         return sorted(filter(None, keys), key=lambda key: key.created_ms)
 
     async def revoke(self, key_id: str) -> bool:
@@ -116,7 +116,7 @@ class RedisKeyRing:
         return int(await self._redis.call("HLEN", self._keys))
 
     async def touch(self, key_id: str, now_ms: int) -> None:
-        with suppress(ServerError):  # the last use is only informative
+        with suppress(ServerError):  # the last use is only information
             await self._redis.call("HSET", self._used, key_id, now_ms)
 
     async def issue(self, caller: Caller) -> str:
@@ -141,7 +141,7 @@ class RedisKeyRing:
         raw = await self._redis.call("HGET", self._sessions, session_h)
         if raw is None:
             return None
-        # The last use has a hash of its own, so that writing it cannot revive an ended session.
+        # The last use has its own hash, so that writing it cannot revive an ended session.
         seen = await self._redis.call("HGET", self._seen, session_h)
         session, now_ms = _read_session(raw, seen), self._clock_ms()
         if session is None or not session.is_live(now_ms):
@@ -158,8 +158,8 @@ class RedisKeyRing:
     async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
         hashes = [session_h] if session_h else []
         if key_id:
-            every = await self._all_sessions()
-            hashes += [each.session_h for each in every if each.key_id == key_id]
+            sessions = await self._all_sessions()
+            hashes += [each.session_h for each in sessions if each.key_id == key_id]
         return await self._forget(hashes)
 
     async def _all_sessions(self) -> Sequence[Session]:
@@ -180,7 +180,7 @@ class RedisKeyRing:
 
 
 def _optional(reply: Any) -> Any:
-    """A reply about data beside the keys. One of the wrong type counts as none."""
+    """A reply about data beside the keys; an error of the server counts as no data."""
     if isinstance(reply, Exception) and not isinstance(reply, ServerError):
         raise reply
     if isinstance(reply, ServerError):
@@ -216,7 +216,7 @@ def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
 
 
 class SqlKeyRing:
-    """The ring in the store of a queue on SQLite or PostgreSQL; times are the store's."""
+    """The key ring of a queue on SQLite or PostgreSQL; times are the store's."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -297,15 +297,15 @@ class SqlKeyRing:
         return [_session(row) for row in rows]
 
     async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
-        takes = {"session_h": session_h, "key_id": key_id}
-        return int((await self._engine.run(INBOX, "session_end", **takes))[0]["gone"])
+        named = {"session_h": session_h, "key_id": key_id}
+        return int((await self._engine.run(INBOX, "session_end", **named))[0]["gone"])
 
     async def close(self) -> None:
         await self._engine.close()
 
 
 def _key(row: Row) -> Key | None:
-    """A stored key; None for a row that is none."""
+    """A stored key; None for a row that cannot be read."""
     named = {name: row[name] for name in ("name", "secret_h", *_TIMES)}
     quota = read_quota(row["quota"], row["key_id"])
     scopes = row["scopes"].split()
@@ -321,12 +321,12 @@ def _session(row: Row) -> Session:
 
 
 def open_sql_keyring(queue_url: str) -> SqlKeyRing:
-    """The ring beside the queue that a URL names."""
+    """The SQL key ring of a queue."""
     return SqlKeyRing(open_part(queue_url, "database"))
 
 
 def open_keyring(queue_url: str) -> KeyRing:
-    """The ring that belongs to a queue: in its Redis or database, in memory where it has none."""
+    """The key ring of a queue: in its Redis or database, in memory for other stores."""
     url = parse_url(queue_url)
     if url.store.startswith(("sqlite", "postgres", "libsql")):
         return open_sql_keyring(queue_url)
@@ -335,7 +335,7 @@ def open_keyring(queue_url: str) -> KeyRing:
 
 
 def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
-    """The Redis of a queue and the prefix of its keys, for what gateways keep beside the jobs."""
+    """The Redis of a queue and its key prefix, for data that gateways keep beside the jobs."""
     url = parse_url(queue_url)
     if not url.store.startswith(("redis", "unix")):
         return None
@@ -345,20 +345,20 @@ def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
 
 
 class _Member:
-    """One ring. After a failure it is not asked for a moment, so that callers do not wait."""
+    """One ring. For a second after a failure it fails at once, so that callers do not wait."""
 
     def __init__(self, ring: Keys) -> None:
         self.ring = ring
-        self.counted: int | None = None  # until it has answered once
+        self.counted: int | None = None  # None until it has answered once
         self._error: StoreError | None = None
         self._until_s = 0.0
 
-    async def ask(self, question: Callable[[Keys], Awaitable[T]]) -> T:
+    async def call(self, operation: Callable[[Keys], Awaitable[T]]) -> T:
         if self._error is not None and time.monotonic() < self._until_s:
             raise self._error
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answer = await question(self.ring)
+                answer = await operation(self.ring)
         except (StoreError, TimeoutError) as error:
             away = error if isinstance(error, StoreError) else None
             self._error = away or StoreUnreachable("a key ring gave no answer in time")
@@ -369,7 +369,7 @@ class _Member:
 
 
 class JoinedKeyRings:
-    """Several rings as one `Keys`; `of_queue` has the index of the ring of a queue."""
+    """Several rings as one. `of_queue` has the index of the ring by queue URL."""
 
     def __init__(self, rings: Sequence[Keys], of_queue: Mapping[str, int] | None = None) -> None:
         self._members = [_Member(ring) for ring in rings]
@@ -379,7 +379,7 @@ class JoinedKeyRings:
     async def find(self, key_id: str) -> Key | None:
         home = self._homes.get(key_id)
         if home is not None:
-            return await home.ask(lambda ring: ring.find(key_id))
+            return await home.call(lambda ring: ring.find(key_id))
         found = await _first(self._members, lambda ring: ring.find(key_id))
         if found is None:
             return None
@@ -389,10 +389,10 @@ class JoinedKeyRings:
         return found[1]
 
     async def count(self, queue_url: str = "") -> int:
-        """Keys of all rings. One that is away counts as when it answered last.
+        """The keys of all rings. A ring that does not answer counts with its last known number.
 
-        Whether one that never answered has keys is not known. Where no other has any, that is an
-        error, except for the routes of a queue whose own ring has answered.
+        It is unknown whether a ring that never answered has keys. If no other ring has any, that
+        is an error, except for routes of a queue whose own ring has answered.
         """
         failures = await asyncio.gather(*map(_recount, self._members))
         failed = [failure for failure in failures if failure is not None]
@@ -401,21 +401,21 @@ class JoinedKeyRings:
         total = sum(member.counted or 0 for member in self._members)
         if total == 0:
             at = self._of_queue.get(queue_url)
-            asked = self._members if at is None else [self._members[at]]
-            if any(member.counted is None for member in asked):
+            relevant = self._members if at is None else [self._members[at]]
+            if any(member.counted is None for member in relevant):
                 raise failed[0]
         return total
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         home = self._homes.get(key_id)
         if home is not None:
-            await home.ask(lambda ring: ring.touch(key_id, now_ms))
+            await home.call(lambda ring: ring.touch(key_id, now_ms))
 
     async def issue(self, caller: Caller) -> str:
         home = self._homes.get(caller.requester)
         members = [home] if home else self._members
         found = await _first(members, lambda ring: ring.issue(caller))
-        return found[1] if found else ""  # a ring issues one or raises
+        return found[1] if found else ""  # not reached: a ring issues a ticket or raises
 
     async def redeem(self, ticket: str) -> Caller | None:
         found = await _first(self._members, lambda ring: ring.redeem(ticket))
@@ -425,17 +425,17 @@ class JoinedKeyRings:
         home = self._homes.get(key_id)
         members = [home] if home else self._members
         found = await _first(members, lambda ring: ring.open_session(key_id, ttl_ms, idle_ms))
-        return found[1] if found else ""  # a ring opens one or raises
+        return found[1] if found else ""  # not reached: a ring opens a session or raises
 
     async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
         found = await _first(self._members, lambda ring: ring.find_session(session_h, used=used))
         return found[1] if found else None
 
     async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
-        """In every ring: an error where one is away, since it may keep the session."""
-        takes = {"session_h": session_h, "key_id": key_id}
-        asked = (each.ask(lambda ring: ring.end_sessions(**takes)) for each in self._members)
-        return sum(await asyncio.gather(*asked))
+        """In every ring; fails if a ring does not answer, because it may have the session."""
+        named = {"session_h": session_h, "key_id": key_id}
+        calls = (each.call(lambda ring: ring.end_sessions(**named)) for each in self._members)
+        return sum(await asyncio.gather(*calls))
 
     async def close(self) -> None:
         for member in self._members:
@@ -443,13 +443,13 @@ class JoinedKeyRings:
 
 
 async def _first(
-    members: Sequence[_Member], question: Callable[[Keys], Awaitable[T | None]]
+    members: Sequence[_Member], operation: Callable[[Keys], Awaitable[T | None]]
 ) -> tuple[_Member, T] | None:
-    """The first answer that is not None; an error where there is none and a ring is away."""
+    """The first result that is not None; if there is none, the error of a ring that failed."""
     failed: StoreError | None = None
     for member in members:
         try:
-            answer = await member.ask(question)
+            answer = await member.call(operation)
         except StoreError as error:
             failed = error
             continue
@@ -462,7 +462,7 @@ async def _first(
 
 async def _recount(member: _Member) -> StoreError | None:
     try:
-        member.counted = await member.ask(lambda ring: ring.count())
+        member.counted = await member.call(lambda ring: ring.count())
     except StoreError as error:
         return error
     return None

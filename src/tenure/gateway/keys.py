@@ -1,16 +1,15 @@
-"""API keys (`tn_<id>_<secret>`), tickets and sessions: what they are, and a ring in memory.
+"""API keys (`tn_<id>_<secret>`), tickets and sessions, and a key ring in memory.
 
 A key is shown once and stored as a hash. A key ring is stored beside the jobs of a queue, so that
 all gateways of the queue share it and `tenure keys` needs no gateway. A ticket is valid for one
-request within a minute and may appear in a URL, where a key must not. A session is what a browser
-has instead of a key: a random id, stored as a hash with the times at which it ends.
+request within a minute and may appear in a URL; a key must not. A session replaces the key in a
+browser: a random id, stored as a hash with the times at which it ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from hmac import compare_digest
 from typing import Annotated, Protocol
@@ -20,18 +19,19 @@ import structlog
 
 from tenure.core.endpoint import SCOPES, STREAM_SCOPE, Caller
 from tenure.core.errors import UsageError
+from tenure.dashboard.display import now_ms
 from tenure.gateway.limits import Quota
 
 _log = structlog.get_logger("tenure.gateway")
 TICKET_S = 60
 TOUCH_MS = 60_000
-"""The last use of a key or a session is noted this often."""
+"""The last use of a key or a session is stored at most this often."""
 
 SESSIONS_PER_KEY = 100
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
-TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
+_TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000)]  # until the year 9999
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     scopes: tuple[str, ...]
     secret_h: str
-    created_ms: TimeMs
-    expires_ms: TimeMs = 0
-    last_used_ms: TimeMs = 0
+    created_ms: _TimeMs
+    expires_ms: _TimeMs = 0
+    last_used_ms: _TimeMs = 0
     quota: Quota = Quota()
 
     def is_live(self, now_ms: int) -> bool:
@@ -67,34 +67,34 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(Protocol):
-    """What a gateway needs of a key ring, or of several as one."""
+    """What a gateway needs of one or several key rings."""
 
     async def find(self, key_id: str) -> Key | None:
-        """One key, expired or not; `last_used_ms` is not filled in."""
+        """One key, expired or not; `last_used_ms` is not set."""
 
     async def count(self, queue_url: str = "") -> int:
-        """How many keys there are, as far as it matters for routes of this queue."""
+        """How many keys there are; `queue_url` names the queue of the route that asks."""
 
     async def touch(self, key_id: str, now_ms: int) -> None:
-        """Note that a key was used."""
+        """Store the time of the last use of a key."""
 
     async def issue(self, caller: Caller) -> str:
         """A ticket that is valid for one request of the caller within `TICKET_S` seconds."""
 
     async def redeem(self, ticket: str) -> Caller | None:
-        """The caller of a ticket, which is used up by this."""
+        """The caller of a ticket, which is then used up; None for an invalid one."""
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
         """The id of a new session; only its hash is stored."""
 
     async def find_session(self, session_h: str, *, used: bool = True) -> Session | None:
-        """A session by the hash of its id, None once it is over; `used` prolongs it."""
+        """A session by the hash of its id, None once it has ended; `used` prolongs it."""
 
     async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
-        """End one session, or all of a key; returns how many there were."""
+        """End one session, or all sessions of a key; returns their number."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class KeyRing(Keys, Protocol):
@@ -103,22 +103,22 @@ class KeyRing(Keys, Protocol):
     async def create(
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
     ) -> tuple[Key, str]:
-        """A new key and its whole text, which cannot be had again."""
+        """A new key and its full text, which is not stored."""
 
     async def limit(self, key_id: str, quota: Quota) -> bool:
-        """Set the quota of a key; False if there is none. Gateways obey within two seconds."""
+        """Set the quota of a key; False for an unknown key. Takes effect within two seconds."""
 
     async def list(self) -> list[Key]:
         """All keys, oldest first, with the minute of their last use."""
 
     async def revoke(self, key_id: str) -> bool:
-        """Remove a key with its sessions; False if there was none.
+        """Remove a key with its sessions; False for an unknown key.
 
-        Every gateway obeys within two seconds.
+        Every gateway refuses it within two seconds.
         """
 
     async def sessions(self) -> Sequence[Session]:
-        """All sessions that are not over, oldest first."""
+        """All live sessions, oldest first."""
 
 
 def new_token() -> str:
@@ -127,7 +127,7 @@ def new_token() -> str:
 
 
 def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Session, str]:
-    """Make a session; the text is its id."""
+    """A new session and its id."""
     text = new_token()
     session = Session(
         session_h=secret_hash(text),
@@ -141,15 +141,15 @@ def new_session(key_id: str, ttl_ms: int, idle_ms: int, now_ms: int) -> tuple[Se
 
 
 def surplus_sessions(sessions: Iterable[Session], key_id: str, now_ms: int) -> list[str]:
-    """Sessions that are over, and the oldest of a key that is about to open one too many."""
+    """Hashes of ended sessions, and of the oldest ones of a key that would exceed its limit."""
     newest = sorted(sessions, key=lambda session: session.created_ms, reverse=True)
     own = [each.session_h for each in newest if each.key_id == key_id and each.is_live(now_ms)]
     over = [each.session_h for each in newest if not each.is_live(now_ms)]
     return over + own[SESSIONS_PER_KEY - 1 :]
 
 
-def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
-    """The scopes without repetition; those that do not exist, and none at all, are refused."""
+def check_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
+    """The scopes without repetition; refuses unknown scopes, and keys without a scope."""
     chosen = tuple(dict.fromkeys(scopes))
     streams = [scope for scope in chosen if scope.startswith(STREAM_SCOPE)]
     unknown = [scope for scope in chosen if scope not in SCOPES and scope not in streams]
@@ -163,8 +163,8 @@ def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
 
 
 def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -> tuple[Key, str]:
-    """Make a key; refuses scopes that do not exist and keys that may do nothing."""
-    chosen = checked_scopes(scopes)
+    """A new key and its text; refuses unknown scopes and keys without a scope."""
+    chosen = check_scopes(scopes)
     if ttl_ms is not None and ttl_ms <= 0:
         raise UsageError(f"a key lives for a positive time, not {ttl_ms} ms")
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
@@ -180,12 +180,12 @@ def new_key(scopes: Iterable[str], name: str, ttl_ms: int | None, now_ms: int) -
 
 
 def secret_hash(secret: str) -> str:
-    """SHA-256 is enough for 256 random bits; slow hashes are for passwords."""
+    """SHA-256. It is enough for 256 random bits; slow hashes are for passwords."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def split_key(text: str) -> tuple[str, str] | None:
-    """The id and the secret of a key's text, None if it is no such text."""
+    """The id and the secret in the text of a key; None if it is not a key."""
     prefix, _, rest = text.partition("_")
     key_id, _, secret = rest.partition("_")
     if prefix != "tn" or len(key_id) != 2 * _ID_BYTES or len(secret) != 2 * _SECRET_BYTES:
@@ -194,28 +194,24 @@ def split_key(text: str) -> tuple[str, str] | None:
 
 
 def worker_key(text: str) -> Key:
-    """The key that a gateway was started with: it is in no ring and may work, nothing else."""
+    """The key that a gateway was started with. It is in no ring and has only `jobs:work`."""
     parts = split_key(text)
     if parts is None:
-        raise UsageError("the key for workers is no key; one looks like tn_..._...")
+        raise UsageError("the key for workers is not a key; a key looks like tn_..._...")
     key_id, secret = parts
     scopes = ("jobs:work",)
     return Key(id=key_id, name="workers", scopes=scopes, secret_h=secret_hash(secret), created_ms=0)
 
 
 def is_secret_of(key: Key, secret: str) -> bool:
-    """Compare in constant time."""
+    """Whether this is the secret of the key, compared in constant time."""
     return compare_digest(key.secret_h.encode(), secret_hash(secret).encode())
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class MemoryKeyRing:
-    """The ring of a gateway whose store is this process."""
+    """The ring of a gateway whose store is the memory of its process."""
 
-    def __init__(self, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(self, *, clock_ms: Callable[[], int] = now_ms) -> None:
         self._clock_ms = clock_ms
         self._keys: dict[str, Key] = {}
         self._tickets: dict[str, tuple[int, Caller]] = {}
@@ -288,4 +284,4 @@ class MemoryKeyRing:
         return len(ended)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""

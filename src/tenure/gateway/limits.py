@@ -1,8 +1,8 @@
-"""Quotas of keys: rate, unfinished jobs, body size, event streams; and failed logins.
+"""Quotas of keys: rate, unfinished jobs, body size, event streams; and limits on failed logins.
 
-The settings of the gateway are the quota of every key; `tenure keys create` and `tenure keys limit`
-set others for one key. Rates and streams are counted per process: with N gateways a key gets N
-times as many. Unfinished jobs are counted by the store.
+The settings of the gateway are the default quota; `tenure keys create` and `tenure keys limit` set
+another one for a key. Rates and streams are counted per process: with N gateways a key gets N times
+as many. The store counts unfinished jobs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import ipaddress
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import structlog
@@ -31,14 +31,14 @@ _BUCKETS_MAX = 10_000
 _FULL_RETRY_MS = 2_000
 _RECOUNT_S = 10.0
 _COUNT_EVERY_S = 1.0
-_COUNT_SHARE = 20  # counting may take at most a twentieth of the time
+_COUNT_SHARE = 20  # counting takes at most a twentieth of the time
 
 
 _Limit = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits of one key; 0 is no limit, None the limit of the settings."""
+    """The limits of one key. 0 means no limit, None the limit of the settings."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     rate_burst: _Limit | None = None
@@ -47,16 +47,16 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     streams: _Limit | None = None
     transcodes: _Limit | None = None
 
-    def over(self, usual: Quota) -> Quota:
-        """These limits, and those of `usual` where there are none."""
+    def over(self, default: Quota) -> Quota:
+        """These limits, and those of `default` where this quota has None."""
         own = {
             name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
         }
-        return msgspec.structs.replace(usual, **own)
+        return msgspec.structs.replace(default, **own)
 
 
 def read_quota(raw: bytes | str, key_id: str) -> Quota:
-    """A stored quota; an unreadable one counts as none."""
+    """A stored quota; an unreadable one counts as the default."""
     try:
         return msgspec.json.decode(raw, type=Quota)
     except (ValueError, RecursionError) as error:
@@ -65,7 +65,7 @@ def read_quota(raw: bytes | str, key_id: str) -> Quota:
 
 
 def raised_by(option: str, setting: str) -> str:
-    """How the operator raises a limit."""
+    """The sentence that says how the operator raises a limit."""
     return f"the operator raises it with `tenure keys limit KEY_ID {option}` or {setting}"
 
 
@@ -76,7 +76,7 @@ def _too_fast(per_s: float, burst: int) -> str:
 
 
 class RateLimit:
-    """A token bucket for each requester: `rate_per_s` on average and `rate_burst` at once.
+    """A token bucket per requester: `rate_per_s` on average and `rate_burst` at once.
 
     Only the most recently used buckets are kept, which bounds the memory.
     """
@@ -100,8 +100,8 @@ class RateLimit:
             return
         burst = quota.rate_burst or max(1, math.ceil(per_s))
         now = self._clock_s()
-        tokens, since = self._buckets.get(requester, (float(burst), now))
-        tokens = min(burst, tokens + (now - since) * per_s)
+        tokens, filled_s = self._buckets.get(requester, (float(burst), now))
+        tokens = min(burst, tokens + (now - filled_s) * per_s)
         if tokens < 1:
             wait_s = max(1, math.ceil((1 - tokens) / per_s))
             raise Problem(self._code, self._says(per_s, burst), retry_after_s=wait_s)
@@ -113,7 +113,7 @@ class RateLimit:
 
 @lru_cache(maxsize=4096)
 def origin_of(host: str) -> str:
-    """The part of an address that is limited: of IPv6 the /64, which one host may own whole.
+    """The part of an address that is limited: of IPv6 the /64, all of which one host may own.
 
     >>> [origin_of(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::5", "")]
     ['10.0.0.1', '10.0.0.1', '2001:db8::/64', '']
@@ -121,7 +121,7 @@ def origin_of(host: str) -> str:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return host  # a unix socket has none
+        return host  # a unix socket has no address
     mapped = getattr(address, "ipv4_mapped", None)
     if mapped or address.version == 4:
         return str(mapped or address)
@@ -132,15 +132,15 @@ LOG_QUOTA = Quota(rate_per_s=1 / 60, rate_burst=1)
 
 
 class FailedLogins:
-    """Logs failed logins, and limits them by address and by key id.
+    """Logs failed logins, and limits them per address and per key id.
 
-    A valid key is always accepted, so an attacker can lock out neither its owner nor others behind
-    the same address. That is safe: a secret of 256 random bits cannot be guessed at any rate.
+    A valid key is always accepted, so an attacker cannot lock out its owner or others behind the
+    same address. That is safe, because a secret of 256 random bits cannot be guessed at any rate.
     """
 
     def __init__(self, per_min: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._quota = Quota(rate_per_s=per_min / 60, rate_burst=per_min)
-        self._addresses, self._keys, self._lines = (
+        self._addresses, self._keys, self._log_lines = (
             RateLimit(code="login_limited", says=lambda *_: "", clock_s=clock_s) for _ in range(3)
         )
 
@@ -152,19 +152,19 @@ class FailedLogins:
             if key_id:
                 self._keys.take(key_id, self._quota)
         except Problem:
-            self._note_limited(origin, address, key_id, way)
+            self._log_limited(origin, address, key_id, way)
             raise
         _log.warning("login_failed", address=address, key=key_id, way=way)
 
-    def _note_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
-        """Once a minute and address: failures must not flood the log."""
+    def _log_limited(self, origin: str, address: str, key_id: str, way: str) -> None:
+        """Log at most once a minute per address, so that failures do not flood the log."""
         with suppress(Problem):
-            self._lines.take(origin, LOG_QUOTA)
+            self._log_lines.take(origin, LOG_QUOTA)
             _log.warning("login_limited", address=address, key=key_id, way=way)
 
 
 class StreamLimit:
-    """Open event streams by requester; the anonymous local caller has no limit."""
+    """Limits the open event streams of a requester; the anonymous local caller has no limit."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -191,46 +191,45 @@ class StreamLimit:
 class _Depth:
     """The known number of unfinished jobs of one requester.
 
-    `jobs` is the last count of the store plus the submits since it began. `sent` are submits
-    without an answer yet, which a count may or may not include.
+    `jobs` is the last count of the store plus `added`, the submits since that count began. `sent`
+    is the number of submits without an answer yet, which a count may or may not include. At the
+    limit, the store is asked again only after `recount_s`.
     """
 
-    __slots__ = ("at_s", "firm_s", "jobs", "sent", "since", "task")
+    __slots__ = ("added", "counted_s", "jobs", "recount_s", "sent", "task")
 
     def __init__(self) -> None:
-        self.jobs = self.since = self.sent = 0
-        self.at_s = self.firm_s = -math.inf
+        self.jobs = self.added = self.sent = 0
+        self.counted_s = self.recount_s = -math.inf
         self.task: asyncio.Task[None] | None = None
 
 
 class DepthLimit:
-    """Submits jobs of requesters that are below their limit of unfinished jobs.
+    """A `submit` that refuses jobs of requesters at their limit of unfinished jobs.
 
     The store counts in the background, every ten seconds for a requester that submits. A submit
-    waits for a count only if its requester would pass the limit. A gateway does not see what other
-    gateways submitted since the last count. A ledger that keeps no requesters has no limit.
+    waits for a count only if its requester would exceed the limit. A gateway does not see what
+    other gateways submitted since the last count. `unfinished` counts the jobs of a requester.
     """
 
     def __init__(
         self,
         queue: Submits,
-        ledger: Any,
+        unfinished: Callable[[str, int], Awaitable[int]],
         quota: Callable[[str], Quota],
         refused: Callable[[], None],
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
-        self._unfinished: Any = getattr(ledger, "unfinished", None)
+        self._unfinished = unfinished
         self._quota = quota
         self._refused = refused
         self._clock_s = clock_s
         self._depths: dict[str, _Depth] = {}
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Like the queue's own; jobs beyond the quota of their requester are `full`, not sent."""
-        if not self._unfinished:
-            return await self._queue.submit(jobs)
+        """Like the queue's `submit`; jobs beyond the quota are answered `full` and not sent."""
         sent: list[NewJob] = []
         refusals: list[Submitted | None] = []
         depths = []
@@ -255,41 +254,41 @@ class DepthLimit:
         return [refusal or next(answers) for refusal in refusals]
 
     async def _room(self, requester: str, most: int) -> _Depth | None:
-        """The depth of a requester, one job added; None if that would pass the limit."""
+        """The depth of a requester with one job added; None if that would exceed the limit."""
         depth = self._depths.get(requester)
         if depth is None:
             if len(self._depths) >= _BUCKETS_MAX:
                 self._depths.clear()
             depth = self._depths[requester] = _Depth()
         now_s = self._clock_s()
-        if now_s - depth.at_s > _RECOUNT_S:
+        if now_s - depth.counted_s > _RECOUNT_S:
             self._recount(requester, depth, most)
         if depth.jobs >= most:
-            if now_s > depth.firm_s:
+            if now_s > depth.recount_s:
                 self._recount(requester, depth, most)
             if depth.task is not None:
                 await asyncio.shield(depth.task)
                 took_s = self._clock_s() - now_s
-                depth.firm_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
+                depth.recount_s = self._clock_s() + max(_COUNT_EVERY_S, _COUNT_SHARE * took_s)
         if depth.jobs >= most:
             return None
         depth.jobs += 1
-        depth.since += 1
+        depth.added += 1
         return depth
 
     def _recount(self, requester: str, depth: _Depth, most: int) -> None:
         if depth.task is None:
-            depth.since, depth.at_s = depth.sent, self._clock_s()
+            depth.added, depth.counted_s = depth.sent, self._clock_s()
             depth.task = asyncio.create_task(self._count(requester, depth, most))
 
     async def _count(self, requester: str, depth: _Depth, most: int) -> None:
         try:
             counted = await self._unfinished(requester, most)
         except StoreError as error:
-            # The submit itself reports it; a limit must not hide that the store is away.
+            # The submit itself will fail and report that the store does not answer.
             _log.warning("unfinished jobs were not counted", key=requester, error=str(error))
         else:
-            depth.jobs = counted + depth.since
+            depth.jobs = counted + depth.added
         finally:
             depth.task = None
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a gateway. Job ids are never labels."""
+"""The Prometheus metrics of a gateway. Job ids are never labels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 
 from tenure.core.seam import Counts
 
-# Without this every counter has a second series with the time at which it began.
+# Otherwise every counter has a second series with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
-    """One registry a gateway, so that two of them in a process do not collide."""
+    """The metrics of one gateway. Each has its own registry: a process may run two gateways."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -67,7 +67,7 @@ class Metrics:
         return Gauge(name, text, labels, registry=self.registry)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answer. The labelled children are cached: `labels` is slow."""
+        """Count one response. The labelled metrics are cached, because `labels` is slow."""
         key = (method, route, status)
         counter = self._by_route.get(key)
         if counter is None:
@@ -79,11 +79,11 @@ class Metrics:
         timer.observe(seconds)
 
     def streamed(self, route: str, status: int) -> None:
-        """Count an event stream that has begun; its length is no latency."""
+        """Count an event stream; its duration is not a latency."""
         self._requests.labels("GET", route, str(status)).inc()
 
     def observe(self, queue: str, counts: Counts | None) -> None:
-        """Set the gauges of one queue; None when its store did not answer."""
+        """Set the gauges of one queue; `counts` is None if its store did not answer."""
         self._up.labels(queue).set(0 if counts is None else 1)
         if counts is None:
             return
@@ -94,8 +94,8 @@ class Metrics:
         self._paused.labels(queue).set(counts.paused)
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format that the scraper prefers, and its media type."""
+        """The metrics in the format that the scraper accepts, and its media type."""
         if "application/openmetrics-text" in accept:
             text: bytes = openmetrics(self.registry)  # type: ignore[no-untyped-call]
-            return text, OPENMETRICS
+            return text, _OPENMETRICS
         return generate_latest(self.registry), TEXT

@@ -1,4 +1,7 @@
-"""Endpoints that belong to no contract: queues, tickets, health, metrics."""
+"""The queues that a gateway serves, and the endpoints that belong to no contract.
+
+These are the list of queues, pause and resume, the audit export, tickets, health and metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,39 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import structlog
 from msgspec import Meta
 
-from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right
-from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
-from tenure.core.seam import Counts, Probed, Quarantining
+from tenure.client.feed import FollowedLedger
+from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right, Submits
+from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, UsageError
+from tenure.core.job import NewJob, Submitted
+from tenure.core.redaction import Redaction
+from tenure.core.registry import (
+    contract_of,
+    find_contract,
+    has_part,
+    open_journal,
+    open_ledger,
+    open_part,
+    open_queue,
+    parse_url,
+)
+from tenure.core.seam import Counts
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
-from tenure.gateway.dispatch import Bytes
+from tenure.dashboard.views import QueueWarning
+from tenure.gateway.feed import Feed
+from tenure.gateway.http.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
+from tenure.gateway.settings import GatewaySettings
+from tenure.store.batcher import Batcher
+from tenure.store.redis import Redis
 
 _log = structlog.get_logger("tenure.gateway")
 
@@ -27,14 +49,147 @@ _READY_S = 2.0
 _PROBE_CACHE_S = 5.0
 _SEQ_MAX = 2**53
 _PLAIN = "text/plain; charset=utf-8"
+_BATCH_JOBS_MAX = 100
+_BATCH_BYTES_MAX = 1 << 20
+_WARNINGS_CACHE_S = 60.0
 _Verb: TypeAlias = Literal["pause", "resume"]
-Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
+_Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayQueue(OpenQueue):
+    """One queue of one contract with the feed of its events. `name` is its name in /api/queues."""
+
+    feed: Feed
+
+    def endpoints(self, settings: GatewaySettings, submits: Submits) -> list[Endpoint]:
+        """The endpoints of the contract; [] for a contract that has none."""
+        contract = find_contract(self.contract)
+        if contract is None or contract.routes is None:
+            return []
+        return contract.routes(
+            submits,
+            self.ledger,
+            self.queue,
+            ttl_s=settings.ttl_s,
+            redaction=Redaction(settings.redact),
+            **settings.route_options,
+        )
+
+    def start(self) -> None:
+        """Start the feed, and the background tasks of the queue if it has any."""
+        self.feed.start()
+        if self.queue.features.start is not None:
+            self.queue.features.start()
+
+    def drain(self) -> None:
+        """End the long polls of workers that wait for a job."""
+        if self.queue.features.drain is not None:
+            self.queue.features.drain()
+
+    async def close(self) -> None:
+        """Stop the feed and close all connections."""
+        await self.feed.close()
+        await OpenQueue.close(self)  # super() does not work in a dataclass with slots
+
+
+def open_queues(
+    urls: Sequence[str], settings: GatewaySettings, metrics: Metrics
+) -> list[GatewayQueue]:
+    """Open the queues behind these URLs; they connect on first use."""
+    queues = [_open(url, settings, metrics) for url in urls]
+    names = [queue.name for queue in queues]
+    for name in names:
+        if names.count(name) > 1:  # pages and /api could not tell them apart
+            raise UsageError(
+                f"two queues are called {name!r}; a gateway serves one of them, or queues whose "
+                "URLs differ in `queue`"
+            )
+    return queues
+
+
+def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> GatewayQueue:
+    parsed = parse_url(url)
+    ledger, journal = open_ledger(url), open_journal(url)
+    feed = Feed(
+        FollowedLedger(ledger),
+        journal,
+        waiter=ledger.features.waiter,
+        final=contract_of(parsed).machine.final,
+        sweep_ms=settings.sweep_ms,
+        heartbeat_ms=settings.heartbeat_ms,
+        client_bytes_max=settings.client_bytes_max,
+        on_events=metrics.sse_events.inc,
+        redaction=Redaction(settings.redact),
+    )
+    return GatewayQueue(
+        name=parsed.name,
+        contract=parsed.contract,
+        queue=open_queue(url),
+        ledger=ledger,
+        journal=journal,
+        address=parsed.safe,
+        outbox=open_part(url, "outbox") if has_part(url, "outbox") else None,
+        feed=feed,
+    )
+
+
+class SubmitBatcher:
+    """Batches the submits of many clients; one call of the queue runs at a time.
+
+    A job whose client disconnects before the call is not stored.
+    """
+
+    def __init__(self, queue: Submits) -> None:
+        self._submits: Batcher[NewJob, Submitted] = Batcher(
+            queue.submit,
+            items_max=_BATCH_JOBS_MAX,
+            size_max=_BATCH_BYTES_MAX,
+            measure=lambda job: len(job.payload),
+            drops_gone=True,
+        )
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        """Like the queue's `submit`. After an error it is unknown which of the jobs are stored."""
+        return await self._submits(jobs)
+
+
+class RedisWarnings:
+    """Warnings about Redis settings that can lose jobs. The settings are read once a minute."""
+
+    def __init__(self, redis: Redis | None) -> None:
+        self._redis = redis
+        self._checked_s = float("-inf")
+        self._found: list[QueueWarning] = []
+
+    async def __call__(self) -> list[QueueWarning]:
+        if self._redis is not None and time.monotonic() - self._checked_s > _WARNINGS_CACHE_S:
+            self._checked_s = time.monotonic()
+            self._found = await _redis_warnings(self._redis)
+        return self._found
+
+
+async def _redis_warnings(redis: Redis) -> list[QueueWarning]:
+    try:
+        persistence, memory = await redis.pipeline([("INFO", "persistence"), ("INFO", "memory")])
+    except StoreError:
+        return []
+    found: list[QueueWarning] = []
+    if b"aof_enabled:0" in persistence:
+        text = "appendonly is off: a crash of the store loses the jobs of the last minutes"
+        found.append(QueueWarning("Redis", text, "redis-cli CONFIG SET appendonly yes"))
+    if b"maxmemory_policy:" in memory and b"maxmemory_policy:noeviction" not in memory:
+        text = "maxmemory-policy lets the store throw jobs away when it is full"
+        found.append(
+            QueueWarning("Redis", text, "redis-cli CONFIG SET maxmemory-policy noeviction")
+        )
+    return found
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue and its depths. `states` counts jobs now, `totals` since the queue exists.
 
-    `away` tells that its store does not answer; the numbers are then all 0.
+    `away` is true when its store does not answer; all numbers are 0 then.
     """
 
     name: str
@@ -77,17 +232,19 @@ class ReadyAsks(msgspec.Struct, frozen=True):
 
 
 class ExportAudit(msgspec.Struct, frozen=True):
-    """Which entries, by their numbers."""
+    """The range of entries, by their numbers."""
 
     after: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last number seen.")] = 0
-    through: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last wanted.")] = _SEQ_MAX
+    through: Annotated[int, Meta(ge=0, le=_SEQ_MAX, description="The last number to return.")] = (
+        _SEQ_MAX
+    )
     limit: Annotated[int, Meta(ge=1, le=10_000, description="How many at most.")] = 10_000
 
 
 class Operations:
     """Handlers over all queues.
 
-    `draining` tells whether the gateway is shutting down. `steer` pauses and resumes queues and
+    `draining` returns whether the gateway is shutting down. `steer` pauses and resumes queues and
     writes the audit log.
     """
 
@@ -97,7 +254,7 @@ class Operations:
         ring: Keys,
         metrics: Metrics,
         draining: Callable[[], bool],
-        steer: Steer,
+        steer: _Steer,
         audit: AuditLog,
     ) -> None:
         self._queues = QueueRegistry(queues)
@@ -109,7 +266,7 @@ class Operations:
         self._probed_s: dict[str, float] = {}
 
     def endpoints(self) -> list[Endpoint]:
-        """What the gateway serves besides its contracts."""
+        """The endpoints besides those of contracts and dashboard."""
         ready = {
             200: Reply("Ready.", Ready, also=("text/plain",)),
             503: Reply("Not ready.", Ready, also=("text/plain",)),
@@ -119,7 +276,7 @@ class Operations:
             _endpoint("GET /api/queues", "listQueues", "Depths and totals of every queue",
                       self._list, {200: Reply("The queues.", QueueList)},
                       Right("observe", "all"), "queues"),
-            self._switch("pause", "Stop handing out jobs; what runs goes on"),
+            self._switch("pause", "Stop handing out jobs; running jobs continue"),
             self._switch("resume", "Hand out jobs again"),
             _endpoint("GET /api/audit/export", "exportAudit",
                       "The audit log with its hashes, one JSON object a line, oldest first",
@@ -130,7 +287,7 @@ class Operations:
                       self._ticket, {201: Reply("The ticket.", Ticket)},
                       Right("jobs:read", "own", does="ticket", audit="never", streams=True),
                       "access",
-                      description="A key never belongs in a URL. A ticket does: it is good for "
+                      description="A key must not be part of a URL. A ticket may: it is valid for "
                       f"one request that reads, within {TICKET_S} seconds, as `?ticket=`."),
             _endpoint("GET /livez", "live", "Whether the process is alive",
                       self._livez, {200: Reply("Alive.", str, media="text/plain")}, OPEN),
@@ -144,9 +301,9 @@ class Operations:
 
     def _switch(self, verb: _Verb, summary: str) -> Endpoint:
         async def handle(call: Call) -> Answer:
-            served = self._queues[call.path["queue"]]
-            await self._steer(call.caller.who, verb, served.name)
-            return Answer(200, _view(served, await served.ledger.counts()))
+            queue = self._queues[call.path["queue"]]
+            await self._steer(call.caller.who, verb, queue.name)
+            return Answer(200, _view(queue, await queue.ledger.counts()))
 
         return _endpoint(
             f"POST /api/queues/{{queue}}/{verb}",
@@ -165,13 +322,13 @@ class Operations:
         return Answer(200, QueueList(views))
 
     async def _export(self, call: Call) -> Answer:
-        asked: ExportAudit = call.query
+        query: ExportAudit = call.query
         lines = [
             link.line
             async for link in self._audit.links()
-            if asked.after < link.seq <= asked.through
+            if query.after < link.seq <= query.through
         ]
-        return Answer(200, Bytes(b"".join(lines[: asked.limit]), _PLAIN))
+        return Answer(200, Bytes(b"".join(lines[: query.limit]), _PLAIN))
 
     async def _ticket(self, call: Call) -> Answer:
         return Answer(201, Ticket(await self._ring.issue(call.caller), TICKET_S))
@@ -180,9 +337,9 @@ class Operations:
         return Answer(200, Bytes(b"ok\n", _PLAIN))
 
     async def _readyz(self, call: Call) -> Answer:
-        """Ready means: not draining, and a store takes writes; `checks` names those that do not."""
-        for served in self._queues:
-            self._note_quarantined(served)
+        """Ready: not draining, and at least one store accepts writes. `checks` has each result."""
+        for queue in self._queues:
+            self._note_quarantined(queue)
         answers = await asyncio.gather(*map(self._check_store, self._queues))
         draining = self._draining()
         stores = dict(zip(self._queues.names, answers, strict=True))
@@ -197,15 +354,14 @@ class Operations:
             return Answer(status, Bytes("\n".join([*lines, word, ""]).encode(), _PLAIN))
         return Answer(status, Ready(word, checks), () if ready else (("retry-after", "2"),))
 
-    async def _check_store(self, served: OpenQueue) -> str:
-        """ "ok" if the store answers and takes writes. A successful write is cached for a while."""
+    async def _check_store(self, queue: OpenQueue) -> str:
+        """ "ok" if the store answers and accepts writes. A successful write is cached for 5 s."""
         try:
             async with asyncio.timeout(_READY_S):
-                await served.ledger.counts()
-                if self._probed_s.get(served.name, -math.inf) > time.monotonic() - _PROBE_CACHE_S:
+                await queue.ledger.counts()
+                if self._probed_s.get(queue.name, -math.inf) > time.monotonic() - _PROBE_CACHE_S:
                     return "ok"
-                if isinstance(served.ledger, Probed):
-                    await served.ledger.probe()
+                await queue.ledger.probe()
         except TimeoutError:
             answer = "no answer in time"
         except (StoreUnreachable, ReplyLost) as error:
@@ -214,39 +370,38 @@ class Operations:
         except StoreError:
             answer = "refuses writes"
         else:
-            self._probed_s[served.name] = time.monotonic()
+            self._probed_s[queue.name] = time.monotonic()
             return "ok"
-        self._probed_s.pop(served.name, None)
+        self._probed_s.pop(queue.name, None)
         return answer
 
     async def _exposition(self, call: Call) -> Answer:
-        """A store that is away is a metric, not an error."""
-        for served in self._queues:
-            self._note_quarantined(served)
+        """A store that does not answer is a metric (`tenure_store_up` 0), not an error."""
+        for queue in self._queues:
+            self._note_quarantined(queue)
             try:
                 async with asyncio.timeout(_READY_S):
-                    self._metrics.observe(served.name, await served.ledger.counts())
+                    self._metrics.observe(queue.name, await queue.ledger.counts())
             except (StoreError, TimeoutError):
-                self._metrics.observe(served.name, None)
+                self._metrics.observe(queue.name, None)
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
 
-    def _note_quarantined(self, served: OpenQueue) -> None:
-        """Log and count the records that a queue set aside in this process since the last look."""
-        if not isinstance(served.queue, Quarantining):
-            return
-        for record in served.queue.take_quarantined():
-            self._metrics.quarantined.labels(served.name).inc()
+    def _note_quarantined(self, queue: OpenQueue) -> None:
+        """Log and count the records that a queue has quarantined since the last call."""
+        take = queue.queue.features.take_quarantined
+        for record in take() if take is not None else ():
+            self._metrics.quarantined.labels(queue.name).inc()
             _log.warning(
-                "record_quarantined", queue=served.name, job_id=record.job_id, reason=record.reason
+                "record_quarantined", queue=queue.name, job_id=record.job_id, reason=record.reason
             )
 
 
-def _view(served: OpenQueue, counts: Counts | None) -> QueueView:
+def _view(queue: OpenQueue, counts: Counts | None) -> QueueView:
     now = counts or Counts({})
     return QueueView(
-        name=served.name,
-        contract=served.contract,
+        name=queue.name,
+        contract=queue.contract,
         paused=now.paused,
         workers=now.workers,
         oldest_waiting_ms=now.oldest_waiting_ms,

@@ -1,6 +1,6 @@
-"""Every error a client can see, as RFC 9457 problem+json: one shape, made in one place.
+"""Errors as RFC 9457 problem documents.
 
-`code` is for programs, `detail` for people, `type` leads to the entry in /docs.
+`code` is for programs, `detail` for people, `type` links to the entry in /docs.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from tenure.core.errors import (
 )
 
 MEDIA = b"application/problem+json"
-STORE_RETRY_S = 2
+_STORE_RETRY_S = 2
 
-# Each code with its status and what it tells the reader of /docs.
+# Each code with its status and its text in /docs.
 CODES: dict[str, tuple[int, str]] = {
     "bad_http": (400, "The request is not HTTP/1.1."),
     "bad_json": (400, "The body is not JSON."),
-    "bad_number": (400, "A number of the request is larger than 64 bits hold."),
+    "bad_number": (400, "A number in the request does not fit in 64 bits."),
     "too_deep": (400, "JSON nested deeper than 128 levels is refused."),
     "bad_cursor": (
         400,
-        "A position (Last-Event-ID, last_event_id, after) is none of this list or stream.",
+        "A position (Last-Event-ID, last_event_id, after) does not belong to this list or stream.",
     ),
     "bad_idempotency_key": (400, "Idempotency-Key has 1 to 255 printable characters."),
     "no_key": (401, "An API key is needed: Authorization: Bearer tn_..."),
     "bad_key": (401, "The API key or the ticket is unknown, used up, expired or revoked."),
-    "scope": (403, "The API key does not have the scope that this operation asks for."),
+    "scope": (403, "The API key does not have the scope that this operation needs."),
     "cross_site": (403, "The request comes from a page of another site."),
     "not_found": (404, "There is no such job, queue or page, or it is not yours."),
     "method": (405, "The path does not have this method; Allow says which it has."),
     "body_timeout": (408, "The body did not arrive in time."),
     "head_timeout": (408, "The head of the request did not arrive in time."),
-    "conflict": (409, "The stored state forbids it, or the Idempotency-Key was used otherwise."),
+    "conflict": (
+        409,
+        "The stored state forbids it, or the Idempotency-Key was used for another request.",
+    ),
     "gone": (410, "The job has ended, and was removed after the time for which jobs are kept."),
     "too_large": (413, "The body is larger than the limit."),
     "url_too_long": (414, "The URL is longer than 8192 bytes."),
@@ -52,15 +55,15 @@ CODES: dict[str, tuple[int, str]] = {
     "no_webhook_secret": (422, "The request names an address to call, and you have no secret yet."),
     "nul": (422, "Strings with NUL characters are refused."),
     "queue_full": (429, "The queue is at its limit: try again after Retry-After seconds."),
-    "rate_limited": (429, "This key asks too often: try again after Retry-After seconds."),
+    "rate_limited": (429, "This key makes too many requests: try again after Retry-After seconds."),
     "login_limited": (429, "Too many wrong keys: try again after Retry-After seconds."),
-    "too_many_searches": (429, "This key has too many searches at work: wait for their answers."),
+    "too_many_searches": (429, "This key runs too many searches: wait for their answers."),
     "too_many_streams": (429, "This key has too many event streams open."),
     "head_too_large": (431, "The head of the request is larger than the limit."),
-    "internal": (500, "A fault of the gateway; the log has it under this request id."),
+    "internal": (500, "An error of the gateway; its log has details under this request id."),
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
     "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
-    "too_many_connections": (503, "The gateway has as many connections at work as it takes."),
+    "too_many_connections": (503, "The gateway has no room for another connection."),
     "busy": (
         503,
         "Too many large jobs or bodies wait: try again after Retry-After seconds.",
@@ -69,8 +72,20 @@ CODES: dict[str, tuple[int, str]] = {
 }
 
 
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """An error (RFC 9457). `code` is for programs, `detail` for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+
+
 class Problem(Exception):
-    """An error with its HTTP answer. `code` is one of `CODES`; `extra` becomes members."""
+    """An error with its HTTP response. `code` is one of `CODES`; `extra` adds members."""
 
     def __init__(
         self,
@@ -81,11 +96,11 @@ class Problem(Exception):
         retry_after_s: int = 0,
         **extra: Any,
     ) -> None:
-        status, usual = CODES[code]
-        super().__init__(detail or usual)
+        status, text = CODES[code]
+        super().__init__(detail or text)
         self.code = code
         self.status = status
-        self.detail = detail or usual
+        self.detail = detail or text
         self.headers = headers
         self.extra = extra
         if retry_after_s:
@@ -94,26 +109,26 @@ class Problem(Exception):
 
     def body(self, path: str, request_id: str) -> bytes:
         """The problem document."""
-        members = {
-            "type": f"/docs#{self.code}",
-            "title": title_of(self.status),
-            "status": self.status,
-            "detail": self.detail,
-            "instance": path,
-            "code": self.code,
-            "request_id": request_id,
-        }
-        return msgspec.json.encode(members | self.extra)
+        document = ProblemDocument(
+            type=f"/docs#{self.code}",
+            title=title_of(self.status),
+            status=self.status,
+            detail=self.detail,
+            instance=path,
+            code=self.code,
+            request_id=request_id,
+        )
+        return msgspec.json.encode(msgspec.structs.asdict(document) | self.extra)
 
 
 def title_of(status: int) -> str:
-    """The name of a status as RFC 9110 has it; Python before 3.13 knows older names of two."""
+    """The name of a status in RFC 9110; Python before 3.13 has older names for two."""
     newer = {413: "Content Too Large", 422: "Unprocessable Content"}
     return newer.get(status) or HTTPStatus(status).phrase
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """The problem for an error of Tenure; None for a fault of our own."""
+    """The problem of an error of Tenure; None for an unexpected exception."""
     match error:
         case Problem():
             return error
@@ -129,11 +144,11 @@ def problem_of(error: Exception) -> Problem | None:
             wait_s = 1 if CODES[code][0] in (429, 503) else 0
             return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
         case ServerError():
-            # Its own words are for the log, but for those that name a key of the queue.
-            return Problem("store_refused", error.named, retry_after_s=STORE_RETRY_S)
+            # The store's message is only logged, except `named`, which names a key of the queue.
+            return Problem("store_refused", error.named, retry_after_s=_STORE_RETRY_S)
         case StoreError():
-            # The store's own words may name hosts: they are for the log, not for the client.
-            return Problem("store_away", retry_after_s=STORE_RETRY_S)
+            # The store's message may name hosts, so it is logged and not sent.
+            return Problem("store_away", retry_after_s=_STORE_RETRY_S)
         case TenureError():
             return Problem("conflict", str(error))
     return None

@@ -1,4 +1,4 @@
-"""Runs a gateway with uvicorn: sockets, signals, systemd, an orderly end."""
+"""Runs a gateway with uvicorn: sockets, signals, systemd notification, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,29 +20,31 @@ import uvicorn
 
 from tenure.core.errors import UsageError
 from tenure.gateway.app import Gateway
-from tenure.gateway.connections import Connection, Connections
+from tenure.gateway.http.connections import ClientConnection, Connections
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
-from tenure.worker.events import Notifier as Datagrams
+from tenure.worker.telemetry import Notifier
 
 _log = structlog.get_logger("tenure.gateway")
 
 _BACKLOG = 4096
-_ACCEPTS = 8  # uvloop accepts one connection a turn from a socket: newcomers waited behind a flood
-_OTHER_FILES = 256  # open files besides connections of clients: stores, logs, libraries
+# uvloop accepts one connection per socket in each loop iteration. With copies of the socket, new
+# clients do not wait behind a flood of connections.
+_ACCEPTS = 8
+_OTHER_FILES = 256  # open files besides client connections: stores, logs, libraries
 _SWEEP_TICKS = 3  # deadlines of connections are checked every third tick of 0.1 s
 
 
 class _Server(uvicorn.Server):
-    """A server without signal handlers, which ends connections past their deadline."""
+    """uvicorn without its signal handlers; also closes connections past their deadline."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
-        self._swept = connections
+        self._connections = connections
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _SWEEP_TICKS == 0:
-            self._swept.sweep()
+            self._connections.sweep()
         return await super().on_tick(counter)
 
     @contextmanager
@@ -51,22 +53,25 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> AsyncIterator[Running]:
-    """A gateway that serves within the block, in the running loop; port 0 finds a free one."""
+async def serving(
+    settings: GatewaySettings, *, ring: Keys | None = None
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway in the current event loop for the length of the block; port 0 is any port."""
     gateway = Gateway(settings, ring=ring)
     await gateway.check_safe()
     logging.getLogger("uvicorn.error").addFilter(_log_filter)
-    connections = Connections(settings, _fitting(settings.connections_max))
+    connections = Connections(settings, _connections_max(settings.connections_max))
     with contextlib.ExitStack() as stack:
         sockets = [
-            stack.enter_context(_listening(settings.host, settings.port, settings.unix_socket))
+            stack.enter_context(_bound_socket(settings.host, settings.port, settings.unix_socket))
         ]
         if settings.admin_address:
-            sockets.append(stack.enter_context(_listening(*split_address(settings.admin_address))))
+            admin = split_address(settings.admin_address)
+            sockets.append(stack.enter_context(_bound_socket(*admin)))
             connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
             gateway,
-            http=partial(Connection, connections),  # type: ignore[arg-type]
+            http=partial(ClientConnection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
@@ -80,19 +85,19 @@ async def serving(settings: GatewaySettings, *, ring: Keys | None = None) -> Asy
         server = _Server(config, connections)
         copies = [sock.dup() for sock in sockets for _ in range(_ACCEPTS - 1)]
         task = asyncio.create_task(server.serve(sockets=sockets + copies))
-        running = Running(gateway, server, *map(_address, sockets))
+        running = RunningGateway(gateway, server, *map(_address, sockets))
         try:
-            await _started(server, task)
+            await _wait_started(server, task)
             yield running
         finally:
             await running.stop()
             await task
 
 
-class Running:
-    """A gateway that serves; `url` is where (the path of the socket for a unix socket).
+class RunningGateway:
+    """A gateway that accepts requests at `url` (`unix:` and the path for a unix socket).
 
-    `admin_url` is where it answers administrators: the same, unless they have their own address.
+    `admin_url` is the address for administrators. It equals `url` unless `admin_address` is set.
     """
 
     def __init__(
@@ -104,27 +109,28 @@ class Running:
         self._server = server
 
     async def stop(self) -> None:
-        """Drain, then stop taking connections; returns before the last answers are out."""
+        """Drain, then stop accepting connections; returns before the last responses are sent."""
         self.gateway.drain()
         await asyncio.sleep(0)
         self._server.should_exit = True
 
     def stop_now(self) -> None:
-        """Stop without waiting for requests."""
+        """Stop without waiting for requests that run."""
         self._server.force_exit = True
         self._server.should_exit = True
 
 
 def _log_filter(record: logging.LogRecord) -> bool:
-    """Keep a line of uvicorn, unless it is about requests cut off at the end of the process.
+    """Drop uvicorn's messages that we log ourselves, or that only report a shutdown.
 
-    Requests that are no HTTP have our own line `bad_request`, which is rate limited.
+    For requests that are not HTTP we log `bad_request`, which is rate limited. Requests cancelled
+    at shutdown are logged as one line with their number.
     """
     text = str(record.msg)
     if text == "Invalid HTTP request received.":
         return False
-    cut_off = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
-    if cut_off or text.rstrip().endswith("asyncio.exceptions.CancelledError"):
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    if cancelled or text.rstrip().endswith("asyncio.exceptions.CancelledError"):
         return False
     if text.startswith("Cancel %s running task(s)") and isinstance(record.args, tuple):
         _log.warning("gateway_cut_off", requests=record.args[0])
@@ -132,9 +138,11 @@ def _log_filter(record: logging.LogRecord) -> bool:
     return True
 
 
-async def serve(settings: GatewaySettings, notifier: Notifier | None = None) -> None:
-    """Serve until a signal says stop."""
-    notifier = notifier or Notifier()
+async def serve(
+    settings: GatewaySettings, *, notify_socket: str = "", watchdog_ms: int = 0
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal stops at once."""
+    notifier = Notifier(notify_socket)
     stop = asyncio.Event()
     async with serving(settings) as running:
         _on_signals(running, stop)
@@ -144,24 +152,24 @@ async def serve(settings: GatewaySettings, notifier: Notifier | None = None) -> 
             queues=len(settings.queues),
             **({"admin_url": running.admin_url} if settings.admin_address else {}),
         )
-        notifier.say(f"READY=1\nSTATUS=serving on {running.url}")
-        watchdog = asyncio.create_task(notifier.keep_alive())
+        notifier.ready(f"serving on {running.url}")
+        watchdog = asyncio.create_task(notifier.feed_watchdog(watchdog_ms))
         await stop.wait()
-        notifier.say("STOPPING=1\nSTATUS=draining")
-        _log.info("gateway_draining", clients=sum(s.feed.clients for s in running.gateway.served))
+        notifier.stopping()
+        _log.info("gateway_draining", clients=running.gateway.streams)
     watchdog.cancel()
     _log.info("gateway_stopped")
 
 
-def run(settings: GatewaySettings, notifier: Notifier | None = None) -> None:
-    """Serve in an event loop of its own."""
-    run_loop(serve(settings, notifier))
+def run(settings: GatewaySettings, *, notify_socket: str = "", watchdog_ms: int = 0) -> None:
+    """Serve in a new event loop; `notify_socket` and `watchdog_ms` are what systemd gave us."""
+    run_loop(serve(settings, notify_socket=notify_socket, watchdog_ms=watchdog_ms))
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop where there is one."""
-    # Objects that exist now live for ever: leaving them out of collections saves a sixth of the
-    # time of a request.
+    """Run a coroutine on uvloop, on Windows on asyncio."""
+    # Objects that exist now live as long as the process. Freezing them, so that the garbage
+    # collector skips them, saves a sixth of the time of a request.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
@@ -174,7 +182,7 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-def _on_signals(running: Running, stop: asyncio.Event) -> None:
+def _on_signals(running: RunningGateway, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -186,7 +194,7 @@ def _on_signals(running: Running, stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal)
 
 
-async def _started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+async def _wait_started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
     while not server.started:
         if task.done():
             await task
@@ -194,32 +202,32 @@ async def _started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
         await asyncio.sleep(0.01)
 
 
-def _fitting(connections_max: int) -> int:
-    """How many connections the limit of open files permits; it is raised where that is possible.
+def _connections_max(wanted: int) -> int:
+    """The number of connections that the limit of open files permits; raises that limit if it can.
 
     A process without a free file descriptor resets every new connection.
     """
     if sys.platform == "win32":
-        return connections_max
+        return wanted
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections_max + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections_max
-    fitting = max(soft - _OTHER_FILES, soft // 2)
-    _log.warning("gateway_few_open_files", open_files=soft, connections_max=fitting)
-    return fitting
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    possible = max(soft - _OTHER_FILES, soft // 2)
+    _log.warning("gateway_few_open_files", open_files=soft, connections_max=possible)
+    return possible
 
 
 @contextmanager
-def _listening(host: str, port: int, path: str = "") -> Iterator[socket.socket]:
-    """The bound socket; an address that is taken is a plain message, not a stack."""
+def _bound_socket(host: str, port: int, path: str = "") -> Iterator[socket.socket]:
+    """A listening socket; an address in use is a `UsageError`, so that no traceback is shown."""
     try:
-        sock = _unix(path) if path else _tcp(host, port)
+        sock = _unix_socket(path) if path else _tcp_socket(host, port)
     except OSError as error:
         where = path or f"{host}:{port}"
         raise UsageError(f"the gateway cannot listen on {where}: {error.strerror}") from None
@@ -232,7 +240,7 @@ def _listening(host: str, port: int, path: str = "") -> Iterator[socket.socket]:
                 Path(path).unlink()
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def _tcp_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -245,8 +253,8 @@ def _tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _unix(path: str) -> socket.socket:
-    """A stale socket file is replaced; one that a process listens on is not."""
+def _unix_socket(path: str) -> socket.socket:
+    """Replaces a stale socket file, but not one on which a process listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
@@ -278,28 +286,3 @@ def _address(sock: socket.socket) -> str:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class Notifier:
-    """Tells systemd that the gateway is ready, alive or stopping; silent without systemd."""
-
-    def __init__(self, address: str = "", watchdog_ms: int = 0) -> None:
-        self._datagrams = Datagrams(address)
-        self._watchdog_ms = watchdog_ms if address else 0
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Notifier:
-        """From the variables that systemd sets for Type=notify and WatchdogSec=."""
-        usec = environment.get("WATCHDOG_USEC", "")
-        watchdog_ms = int(usec) // 2000 if usec.isdigit() else 0
-        return cls(environment.get("NOTIFY_SOCKET", ""), watchdog_ms)
-
-    def say(self, message: str) -> None:
-        """Send one message; a supervisor that does not listen is no reason to fail."""
-        self._datagrams.send(message)
-
-    async def keep_alive(self) -> None:
-        """Feed the watchdog from the event loop, so that systemd restarts one that hangs."""
-        while self._watchdog_ms:
-            self._datagrams.watchdog()
-            await asyncio.sleep(self._watchdog_ms / 1000)

@@ -1,4 +1,4 @@
-"""The settings of a gateway, in one frozen value; the command line fills it."""
+"""The settings of a gateway as one frozen value, made by the command line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 from tenure.core.errors import UsageError
 from tenure.gateway.limits import Quota
 
-KIB = 1024
+_KIB = 1024
 UNIX = "unix"
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([0-9a-z.-]+))(?::[0-9]{1,5})?")
-BODY_BYTES_MAX = 200 * KIB
+BODY_BYTES_MAX = 200 * _KIB
 _POSITIVE = (
     "streams_per_key",
     "heartbeat_ms",
@@ -31,10 +31,12 @@ _POSITIVE = (
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`queues` are the URLs served; their stores also hold the keys, the first one's the audit log.
+    """The settings of one gateway.
 
-    `rate_per_s` 0 means no rate limit. `streams_per_key` bounds the open event streams of a key,
-    `depth_per_key` its unfinished jobs in one queue (0: no limit). A key may have its own limits.
+    `queues` are the URLs of the queues. Their stores also hold the API keys, and the store of the
+    first queue the audit log. `rate_per_s` 0 means no rate limit. `streams_per_key` bounds the open
+    event streams of a key, `depth_per_key` its unfinished jobs in one queue (0: no limit). A key
+    may have its own limits.
     `anonymous` False requires a key even on loopback. `worker_key` is the text of a key for workers
     that is valid besides those of the store, for a gateway that is started together with workers.
     `admin_address` (host:port) serves the routes of administrators and observers, which then do
@@ -42,12 +44,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     have more connections than `connections_per_address`, and may name the person who sent a request
     and the person's groups in two headers; `sso_groups` says what members of a group may do.
     A session of a browser ends `session_ms` after it began and `session_idle_ms` after its last
-    use. `failed_logins_per_min` is per address and per key, 0: no limit.
-    `redact` adds to the names and patterns by which values are masked; `audit_keep` bounds the
-    audit log; `trace_url` is where a trace is shown, with `{trace_id}`;
-    `lake` is the folder in which the pipeline keeps the history. `route_options` are passed to
-    the routes of contracts: `seal` encrypts credentials, `check_url` refuses addresses that no
-    worker may call.
+    use. `failed_logins_per_min` is per address and per key (0: no limit).
+    `redact` adds names and patterns of values to mask. `audit_keep` is the number of entries that
+    the audit log keeps. `trace_url` is the address of a trace, with `{trace_id}`. `lake` is the
+    folder of the pipeline's history. `route_options` are passed to the routes of contracts: `seal`
+    encrypts credentials, `check_url` refuses addresses that no worker may call.
     """
 
     queues: tuple[str, ...]
@@ -60,8 +61,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: int = 86_400
     body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_ms: int = 30_000
-    form_bytes_max: int = 1024 * KIB
-    head_bytes_max: int = 32 * KIB
+    form_bytes_max: int = 1024 * _KIB
+    head_bytes_max: int = 32 * _KIB
     head_timeout_ms: int = 10_000
     idle_timeout_s: int = 20
     connections_max: int = 4_000
@@ -69,7 +70,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 15_000
     sweep_ms: int = 1_000
     retry_ms: int = 2_000
-    client_bytes_max: int = 256 * KIB
+    client_bytes_max: int = 256 * _KIB
     streams_per_key: int = 20
     depth_per_key: int = 100_000
     rate_per_s: float = 1_000.0
@@ -102,7 +103,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("gateway: the admin address needs a port of its own")
 
     def body_limit(self, own: int, quota: Quota) -> int:
-        """The largest body of an endpoint that names `own`; a limit that was lowered is for all."""
+        """The largest body of an endpoint with the limit `own`; a lowered limit applies to all."""
         most = quota.body_bytes or self.body_bytes_max
         return most if most < BODY_BYTES_MAX else max(most, own)
 
@@ -118,7 +119,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quota(self) -> Quota:
-        """What a key may ask for that has no numbers of its own."""
+        """The default quota of a key."""
         return Quota(
             rate_per_s=self.rate_per_s,
             rate_burst=self.rate_burst,
@@ -129,7 +130,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach the gateway."""
+        """Whether only programs on this machine can reach the gateway."""
         admin = split_address(self.admin_address)[0] if self.admin_address else "localhost"
         return is_loopback(admin) and (bool(self.unix_socket) or is_loopback(self.host))
 
@@ -142,13 +143,15 @@ def split_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on; one looks like 127.0.0.1:8081")
+        raise UsageError(
+            f"{text!r} is not an address to listen on; an address looks like 127.0.0.1:8081"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own; a name other than localhost is not trusted.
+    """Whether an address is a loopback address; of names only localhost counts.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -164,7 +167,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_host(header: str) -> bool:
-    """Whether a Host header names this machine, with a port or without.
+    """Whether a Host header, with or without a port, names this machine.
 
     >>> [is_local_host(text) for text in ("127.0.0.1:8470", "[::1]:8470", "localhost")]
     [True, True, True]

@@ -14,12 +14,13 @@ from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent, position
+from tenure.dashboard.api import until_disconnected
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import Problem
 
-ABORT = "tenure.abort"  # ASGI extension of our server: drop the connection, unsent bytes and all
+ABORT = "tenure.abort"  # ASGI extension of our server: drop the connection with unsent bytes
 _HEADERS: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store, no-transform"),
@@ -38,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 def hello(job_id: str, state: str, retry_ms: int) -> bytes:
-    """The first frame: the job, and how soon to reconnect."""
+    """The first frame: the job, and the time after which to reconnect."""
     data = msgspec.json.encode(Hello(job_id, state))
     return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
 
@@ -49,20 +50,20 @@ def frame(event: JobEvent) -> bytes:
 
 
 def unnumbered(event: JobEvent) -> bytes:
-    """One event that the job's own stream does not hold, so it has no position."""
-    news = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
+    """One event without a position: the job's event stream does not contain it."""
+    data = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
     name = event.type.translate(_LINE_ENDS).encode()
-    return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(news))
+    return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(data))
 
 
 def comment(text: str, *, retry_ms: int = 0) -> bytes:
-    """A comment line; with `retry_ms`, when to reconnect."""
+    """A comment line; with `retry_ms` also the time after which to reconnect."""
     retry = b"retry: %d\n" % retry_ms if retry_ms else b""
     return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
 
 
 def _data(raw: bytes) -> object:
-    """Encoded anew: the data of a frame is JSON without a line break."""
+    """Decoded, to be encoded again: the data of a frame is JSON without line breaks."""
     return answer_json(raw) if raw else {}
 
 
@@ -72,11 +73,11 @@ _TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Eve
 
 
 class Subscriber:
-    """The frames that wait to be written to one client, bounded.
+    """The bounded buffer of frames for one client.
 
-    A subscriber first catches up from its own position at the pace at which its client reads. Then
-    it is live and the feed pushes to it. A live client that reads too slowly is disconnected; it
-    resumes with Last-Event-ID. `next` is for the one task that writes to the client.
+    A subscriber first catches up from its own position, as fast as its client reads. Then it is
+    live, and the feed pushes to it. A live client that reads too slowly is disconnected and can
+    resume with Last-Event-ID. `next` is for the one task that writes to the client.
     """
 
     __slots__ = (
@@ -122,11 +123,11 @@ class Subscriber:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits to be written that a live client would lose its connection."""
+        """Whether the buffer is over its limit, at which a live client is disconnected."""
         return self._size > self._bytes_max
 
     def push(self, chunk: bytes) -> None:
-        """Add bytes to be written; too many of them end a live subscriber."""
+        """Add bytes to the buffer; too many of them end a live subscriber."""
         if self.ended:
             return
         self._chunks.append(chunk)
@@ -152,7 +153,7 @@ class Subscriber:
             self.end(unnumbered(last) + (_EXPIRED if last.type == "expired" else b""))
 
     def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
-        """Add one event unless it was sent before; `last` ends the stream after it."""
+        """Add one event unless it was added before; `last` ends the stream after it."""
         if self.ended or at <= self.cursor:
             return False
         self.cursor = at
@@ -163,7 +164,7 @@ class Subscriber:
         return True
 
     def end(self, chunk: bytes = b"") -> None:
-        """Nothing more will come; what waits, and then `chunk`, is still written."""
+        """End the stream after the buffered bytes and `chunk`."""
         if self.ended:
             return
         if chunk:
@@ -172,7 +173,7 @@ class Subscriber:
         self._wake()
 
     async def next(self) -> bytes | None:
-        """All waiting bytes; None when the stream has ended."""
+        """All buffered bytes, waiting for the first; None when the stream has ended."""
         while not self._chunks:
             if self.ended:
                 return None
@@ -194,17 +195,17 @@ _REVOKED = comment("the key of this connection is no longer valid")
 
 
 class EventSource(Protocol):
-    """Where the events of a job come from: the feed of its queue."""
+    """What a stream needs of the feed of a queue."""
 
     def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
-        """A new follower of a job."""
+        """A new subscriber of a job."""
 
     def leave(self, subscriber: Subscriber) -> None:
-        """Forget it."""
+        """Remove a subscriber."""
 
 
 class Streamer:
-    """Serves event streams. Ends them when their key is revoked or the gateway shuts down."""
+    """Serves event streams; ends them when their key is revoked or the gateway shuts down."""
 
     def __init__(self, auth: Auth, metrics: Metrics, *, retry_ms: int) -> None:
         self._auth = auth
@@ -216,11 +217,11 @@ class Streamer:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to check the keys of open streams."""
+        """Start to check the keys of open streams."""
         self._watch = asyncio.create_task(self._watch_keys())
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop the checks."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -241,7 +242,7 @@ class Streamer:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Write the stream until the job ends, the client leaves, or the gateway does."""
+        """Write the stream until the job ends, the client disconnects, or the gateway drains."""
         if self._draining:
             await self._refuse(scope, send)
             return
@@ -253,24 +254,24 @@ class Streamer:
             subscriber = feed.subscribe(follow.job_id, follow.after, masked=follow.masked)
             timers: list[asyncio.TimerHandle] = []
             subscriber.on_overflow = lambda: self._drop(scope, timers)
-            mine = self._open.setdefault(caller, set())
-            mine.add(subscriber)
+            streams = self._open.setdefault(caller, set())
+            streams.add(subscriber)
             self._metrics.sse_clients.inc()
-            gone = asyncio.create_task(_until_gone(receive, subscriber))
+            watcher = asyncio.create_task(_end_when_disconnected(receive, subscriber))
             try:
                 await _write(subscriber, hello(follow.job_id, follow.state, self._retry_ms), send)
             finally:
-                gone.cancel()
+                watcher.cancel()
                 for timer in timers:
                     timer.cancel()
                 self._metrics.sse_clients.dec()
                 feed.leave(subscriber)
-                mine.discard(subscriber)
-                if not mine:
+                streams.discard(subscriber)
+                if not streams:
                     self._open.pop(caller, None)
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
-        """A browser does not reconnect after an error status, so it gets a stream that ends."""
+        """A browser does not reconnect after an error status, so it gets an empty stream."""
         if (b"accept", b"text/event-stream") not in scope["headers"]:
             raise Problem("draining", retry_after_s=1)
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -281,7 +282,7 @@ class Streamer:
         return comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
-        """A client that reads too slowly gets a moment for the last bytes, then it is cut off."""
+        """Give a client that reads too slowly five seconds for the last bytes, then abort."""
         self._metrics.sse_dropped.inc()
         abort = scope.get("extensions", {}).get(ABORT)
         if abort is not None:
@@ -307,7 +308,6 @@ async def _write(subscriber: Subscriber, first: bytes, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-async def _until_gone(receive: Receive, subscriber: Subscriber) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _end_when_disconnected(receive: Receive, subscriber: Subscriber) -> None:
+    await until_disconnected(receive)
     subscriber.end()

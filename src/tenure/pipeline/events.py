@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import NotFound, UsageError
-from tenure.core.state import MACHINES
+from tenure.core.registry import machines
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile, event_files
 from tenure.pipeline.lake.reach import require_reach
@@ -87,7 +87,7 @@ def in_states(state: Column, kind: str) -> Column:
     """Whether a state is `running`, `final` or `initial` by its contract's table."""
     words = [
         f"{machine.contract}/{word}"
-        for machine in MACHINES.values()
+        for machine in machines().values()
         for word in getattr(machine, kind)
     ]
     return F.concat(F.col("contract"), F.lit("/"), state).isin(words)

@@ -21,8 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.registry import open_ledger, open_queue
-from tenure.core.state import MACHINES
+from tenure.core.registry import machines, open_ledger, open_queue
 from tenure.pipeline.enqueue import enqueue, job_id_of, jobs_of, run_name
 from tenure.worker import Settings, Task, Worker
 
@@ -106,7 +105,7 @@ async def _work(rows: list[dict[str, Any]], task: Task, concurrency: int) -> lis
 
 
 async def _all_ended(ledger: Any, count: int) -> None:
-    final = MACHINES["memory"].final
+    final = machines()["memory"].final
     while True:
         states = (await ledger.counts()).states
         if sum(states.get(state, 0) for state in final) >= count:
@@ -120,7 +119,7 @@ def _through(jobs: DataFrame, url: str, timeout_s: float) -> DataFrame:
     enqueue(jobs, url)
     deadline_s = time.monotonic() + timeout_s
     spark = jobs.sparkSession
-    final = {state for machine in MACHINES.values() for state in machine.final}
+    final = {state for machine in machines().values() for state in machine.final}
     while True:
         stored = spark.read.format("tenure").option("url", url).option("table", "jobs").load()
         mine = stored.join(wanted, "job_id", "left_semi")

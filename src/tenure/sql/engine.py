@@ -1,4 +1,4 @@
-"""What the SQL queues need of a database (`Engine`), and the settings of one queue."""
+"""The interface of a database for SQL queues (`Engine`), and the settings of one queue."""
 
 from __future__ import annotations
 
@@ -8,26 +8,57 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tenure.core.registry import check_least
+from tenure.core.state import Machine
 
 INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
 PLANE = "plane_jobs"
 IN_BULK = 500
-"""A submit of so many jobs or more is a bulk submit: two of them may run side by side."""
+"""A submit of at least so many jobs is a bulk submit; two of them may run at once."""
 
 _DAY_MS = 86_400_000
-_KEPT_MS_MAX = 2**53
+_KEEP_MS_MAX = 2**53
 
 Row = Any
 """A row, read by name or by position."""
+
+# The states of a row. `failed` rests: it leads to queued while attempts are left, to dead_letter
+# when none is. A handler that reports no stages passes through all of them. A job that is cancelled
+# or expires while it waits reaches `failed` through `claimed`. Reopening begins the job anew, with
+# a new row.
+ROW_MACHINE = Machine(
+    contract="sql",
+    initial=("queued",),
+    running=("claimed", "fetching", "processing", "uploading"),
+    final=("succeeded", "dead_letter"),
+    steps={
+        "queued": ("claimed",),
+        "claimed": ("fetching", "queued", "failed"),
+        "fetching": ("processing", "queued", "failed"),
+        "processing": ("uploading", "queued", "failed"),
+        "uploading": ("succeeded", "queued", "failed"),
+        "failed": ("queued", "dead_letter"),
+    },
+    reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
+    overtake_ms=10_000,
+    walks=(
+        ("claimed", "fetching", "processing"),
+        ("claimed", "fetching", "processing", "uploading"),
+        ("fetching", "processing", "uploading"),
+        ("claimed", "fetching", "processing", "uploading", "succeeded"),
+        ("fetching", "processing", "uploading", "succeeded"),
+        ("processing", "uploading", "succeeded"),
+        ("queued", "claimed", "failed"),
+    ),
+)
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One queue of one table. `lost_max` is how often a job's lease may run out (claim budget).
 
-    `depth_max` 0 is no limit. `unread_ms` is how long unread history is kept for a reader.
-    `keep_credentials` leaves sealed credentials with jobs that have ended. `share` is how many jobs
-    of one requester a worker holds at once, `requester_max` how many all workers do (0: any).
+    `depth_max` 0 means no limit. `unread_ms` is how long the journal is kept for a reader that has
+    not read it. `keep_credentials` keeps sealed credentials of ended jobs. `share` is how many jobs
+    of one requester a worker holds at once, `requester_max` how many all workers do (0: no limit).
     """
 
     contract: str
@@ -71,7 +102,7 @@ class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     connections: int = 3
 
     def check(self, contract: str) -> None:
-        """Refuse numbers with which no queue could work."""
+        """Refuse numbers with which a queue cannot work."""
         check_least(
             self, contract, lease_ms=50, max_attempts=1, lost_max=1, keep_ms=0, connections=1
         )
@@ -88,8 +119,8 @@ class SqlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             depth_max=self.depth_max,
             idempotency_ms=self.idempotency_ttl_s * 1000,
             keep_ms=self.keep_ms,
-            journal_ms=min(round(self.journal_days * _DAY_MS), _KEPT_MS_MAX),
-            unread_ms=min(round(max(self.journal_days, self.unread_days) * _DAY_MS), _KEPT_MS_MAX),
+            journal_ms=min(round(self.journal_days * _DAY_MS), _KEEP_MS_MAX),
+            unread_ms=min(round(max(self.journal_days, self.unread_days) * _DAY_MS), _KEEP_MS_MAX),
         )
 
     def engine(self, store: str, *, pinned: bool) -> dict[str, Any]:
@@ -108,7 +139,7 @@ class QueueListener(Protocol):
     """Wakes a claimer when its queue may have work."""
 
     async def arm(self) -> bool:
-        """Miss no notice from now on; returns whether an earlier one is still unused."""
+        """Receive all notices from now on; returns whether an earlier one is still unused."""
 
     async def wait(self, wait_ms: int) -> None:
         """Return at the next notice, or when the time is up."""
@@ -135,14 +166,14 @@ class Engine(Protocol):
         """Run one operation on a table as one transaction; `batch` is a list of rows."""
 
     def listener(self, queue: str) -> QueueListener:
-        """Listens for work of a queue; a notice may wake only one of all who wait."""
+        """Listens for work of a queue; a notice may wake only one of the listeners."""
 
     def journal_listener(self, queue: str) -> QueueListener:
-        """Listens for new history of a queue; a notice wakes everybody."""
+        """Listens for new journal events of a queue; a notice wakes every listener."""
 
     @property
     def channel(self) -> str:
-        """Where writers notify; a parameter of operations that make jobs claimable."""
+        """The notification channel; a parameter of operations that make jobs claimable."""
 
     async def settled_position(self) -> int:
         """A journal position such that no event before it is still to come."""
@@ -161,12 +192,12 @@ class UnreadableRow(dict[str, Any]):
             if isinstance(value, bytes):
                 self[name] = value.decode(errors="replace")
                 if self[name].encode() != value:
-                    # Not the value: those who may not read the payload read this reason.
+                    # Without the value: readers of this reason may not be allowed to see it.
                     self.why = f"column {name} is not UTF-8"
             else:
                 self[name] = value
 
 
 def why_unreadable(row: Row) -> str:
-    """Why the job of a row cannot be handed out; "" when it can."""
+    """Why the job of a row cannot be handed out; "" if it can."""
     return row.why if isinstance(row, UnreadableRow) else ""

@@ -6,64 +6,50 @@ both dialects (but for `engine_only.sql`). Each statement begins with a header:
     -- name: extend
     -- What it does.
     -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
-    -- Alike: fence                         batch columns that usually have one value
     -- Takes: queue text, count integer     single parameters, read as `:queue`
     -- Returns: what comes back             -- Clauses: clauses of the contract that it serves
 
 An operation is one transaction. `{jobs}` is the table of jobs. Every other word in braces is a
-fragment of `fragments.sql`; `{tell: moved=taken; key=seq}` includes a fragment with arguments.
+fragment of `fragments.sql`; `{write_events: moved=taken}` includes a fragment with arguments.
 
 PostgreSQL gets one statement with `$1` and an array per batch column. SQLite gets its statements
-one by one and the batch as one JSON text. For a batch whose `Alike` columns have one value each
-there is a second form, which takes single values for them; on PostgreSQL texts are joined by
-`SEPARATOR`, because the client spends time on every element of an array.
+one by one and the batch as one JSON text.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from tenure.core.errors import UsageError
 from tenure.store.files import package_folder
 
 PACKAGE = "tenure.sql"
-SEPARATOR = "\x1f"
 Dialect = Literal["postgres", "sqlite"]
 
 _NAME = re.compile(r"^-- name: ([a-z_]+)(?: \[([a-z_]+)\])?\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{([a-z_]+)(?:: ([^{}]+))?\}")
 _COLUMN = re.compile(r"([a-z_]+) ([a-z]+(?:\[\])?)")
 _PARAMETER = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
-_ALIKE = re.compile(r"^-- Alike: (.*)$", re.MULTILINE)
-_STORE_GIVES = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
+_STORE_PARAMETERS = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One transaction: its statements, and its parameters in the order in which they are given."""
+    """One transaction: its statements, and the order of its parameters."""
 
     name: str
     batch: tuple[str, ...]
     takes: tuple[str, ...]
     statements: tuple[str, ...] = field(repr=False)
-    alike: frozenset[str] = frozenset()
-    for_alike: tuple[str, ...] = field(default=(), repr=False)
-
-    def alike_values(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
-        """The values of the `Alike` columns of a batch; None where they differ."""
-        values = {name: columns[name][0] for name in self.alike}
-        count = len(columns[self.batch[0]])
-        same = all(columns[name].count(value) == count for name, value in values.items())
-        return values if values and same else None
 
 
 class Operations(dict[str, Operation]):
-    """The operations on one job table, each made when it is first asked for.
+    """The operations on one job table, each made when it is first used.
 
     `claim+share` is the statement `claim` with the fragment `share` in place of `in_turn`.
     """
@@ -121,25 +107,16 @@ def make_operation(
 ) -> Operation:
     """One named statement, made ready for its dialect."""
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
-    alike = frozenset(column for line in _ALIKE.findall(text) for column in line.split(", "))
-    bare = _without_comments(text)
-    body = _filled(bare, {**fragments, "batch": _batch_source(dialect, batch)}, name)
-    short = _filled(bare, {**fragments, "batch": _alike_source(dialect, batch, alike)}, name)
-    used = set(_PARAMETER.findall(body)) - _STORE_GIVES[dialect]
+    fragments = {**fragments, "batch": _batch_source(dialect, batch)}
+    body = _filled(_without_comments(text), fragments, name)
+    used = set(_PARAMETER.findall(body)) - _STORE_PARAMETERS[dialect]
     if used - {column for column, _ in takes}:
         raise UsageError(f"{name}: uses {sorted(used)}, its header takes {dict(takes)}")
-    forms = [body, short] if alike else [body]
-    if dialect == "sqlite":
-        made = [tuple(split(form)) for form in forms]
-    else:
-        made = [(_numbered(form, batch, takes),) for form in forms]
     return Operation(
         name=name,
         batch=tuple(column for column, _ in batch),
         takes=tuple(column for column, _ in takes),
-        statements=made[0],
-        alike=alike,
-        for_alike=made[1] if alike else (),
+        statements=tuple(split(body)) if dialect == "sqlite" else (_numbered(body, batch, takes),),
     )
 
 
@@ -151,13 +128,13 @@ def header_columns(text: str, part: str) -> list[tuple[str, str]]:
 
 def split(text: str) -> list[str]:
     """The single statements of a text; a trigger's body stays whole."""
-    statements, part = [], ""
-    for piece in text.split(";"):
-        part += piece + ";"
-        if sqlite3.complete_statement(part):
-            if part.strip(" \n;"):
-                statements.append(part.strip())
-            part = ""
+    statements, statement = [], ""
+    for fragment in text.split(";"):
+        statement += fragment + ";"
+        if sqlite3.complete_statement(statement):
+            if statement.strip(" \n;"):
+                statements.append(statement.strip())
+            statement = ""
     return statements
 
 
@@ -180,7 +157,7 @@ def _filled(text: str, fragments: Mapping[str, str], statement: str) -> str:
     return _FRAGMENT.sub(fill, text)
 
 
-def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
+def _batch_source(dialect: Dialect, columns: Sequence[tuple[str, str]]) -> str:
     names = [name for name, _ in columns]
     if dialect == "sqlite":
         parts = [f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(names)]
@@ -189,26 +166,7 @@ def _batch_source(dialect: Dialect, columns: Iterable[tuple[str, str]]) -> str:
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 
 
-def _alike_source(dialect: Dialect, columns: Sequence[tuple[str, str]], alike: Set[str]) -> str:
-    """The batch where each of some columns has one value for all rows."""
-    if dialect == "sqlite":
-        source = _batch_source(dialect, [column for column in columns if column[0] not in alike])
-        return (
-            f"(SELECT *, {', '.join(f':{name} AS {name}' for name in sorted(alike))} FROM {source})"  # nosec B608 # our own words
-        )
-    single, arrays, own = [], [], []
-    for at, (name, kind) in enumerate(columns, 1):
-        if name in alike:
-            single.append(f"${at}::{kind} AS {name}")
-        else:
-            own.append(name)
-            text = f"string_to_array(${at}::text, E'\\x{ord(SEPARATOR):02x}')"
-            arrays.append(text if kind == "text" else f"${at}::{kind}[]")
-    rows = f"unnest({', '.join(arrays)}) WITH ORDINALITY AS own({', '.join(own)}, n)"
-    return f"(SELECT own.*, {', '.join(single)} FROM {rows}) AS given"  # nosec B608 # our own words
-
-
 def _numbered(body: str, batch: list[tuple[str, str]], takes: list[tuple[str, str]]) -> str:
-    """Positions instead of names; each with its type, so that the server need not guess."""
+    """Replace names by positions with types, so that the server need not infer the types."""
     at = {name: f"${number}::{kind}" for number, (name, kind) in enumerate(takes, len(batch) + 1)}
     return _PARAMETER.sub(lambda match: at[match[1]], body)

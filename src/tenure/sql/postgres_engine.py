@@ -1,4 +1,4 @@
-"""The SQL queues on PostgreSQL: one statement per operation, COPY for large submits, LISTEN."""
+"""SQL queues on PostgreSQL: one statement per operation, COPY for bulk submits, LISTEN/NOTIFY."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import asyncpg
 
 from tenure.core.errors import ServerError, StoreError, UsageError
 from tenure.sql.engine import IN_BULK, INBOX, OUTBOX, QueueListener, Row
-from tenure.sql.operations import SEPARATOR, Operation, Operations
+from tenure.sql.operations import Operation, Operations
 from tenure.sql.schema import check_version, repair_sequences
 from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, Postgres
 
-_HORIZON_PATIENCE_S = 2.0
+_SETTLED_TIMEOUT_S = 2.0
 SAMPLE = 16
 _NOTIFY_PAUSE_S = 0.02
 _NOTIFY = (
@@ -25,14 +25,18 @@ _NOTIFY = (
     " FROM unnest($2::text[]) queue"
 )
 _SEQUENCE_ENDED = "2200H"
-# What followers of jobs wait for, on a channel of its own: it makes nothing claimable.
+# Followers of jobs wait for these, on a channel of their own: they make nothing claimable.
 _FOLLOWED = frozenset({"settle", "decide", "report", "cancel"})
-# The operations that make an event claimable, and the column that says that they did: steps of jobs
-# write their events, and the end of an event makes the next one of its job ready.
+# The operations that may make an event claimable, and the column that says whether they did: steps
+# of jobs write events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {
     (INBOX, "claim"): "status_webhook_url",
     (INBOX, "claim+share"): "status_webhook_url",
-    **{(box, step): "told" for box in (INBOX, OUTBOX) for step in ("settle", "decide")},
+    **{
+        (table, operation): "has_event"
+        for table in (INBOX, OUTBOX)
+        for operation in ("settle", "decide")
+    },
 }
 
 
@@ -61,7 +65,7 @@ class PostgresEngine:
         )
         self._operations: dict[str, Operations] = {}
         self._checked = False
-        self._begins = asyncio.Lock()
+        self._order = asyncio.Lock()
         self._notifier = _PostgresNotifier(self.database, self.channel)
         self._news = _PostgresNotifier(self.database, f"{self.channel}_news")
 
@@ -76,7 +80,7 @@ class PostgresEngine:
             await self._check()
         try:
             return await self._run(table, operation, batch, takes)
-        except UsageError as error:  # as which the driver counts it; nothing was written
+        except UsageError as error:  # the class of this SQLSTATE; nothing was written
             if getattr(error.reply, "sqlstate", "") != _SEQUENCE_ENDED:
                 raise
             await repair_sequences(self.database)
@@ -90,9 +94,9 @@ class PostgresEngine:
             stored = await self._submit_in_bulk(table, found.batch, batch, takes)
             if stored is not None:
                 return stored
-        statement, arguments = given(found, batch)
+        arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
         arguments += [takes[name] for name in found.takes]
-        rows = await self.database.fetch(statement, arguments)
+        rows = await self.database.fetch(found.statements[0], arguments)
         if operation in _FOLLOWED:
             self._news.notify(takes["queue"])
         column = _EVENT_COLUMN.get((table, operation))
@@ -122,7 +126,7 @@ class PostgresEngine:
         arguments += [takes[name] for name in begin.takes]
         try:
             async with contextlib.AsyncExitStack() as stack:
-                async with self._begins:  # the jobs of two calls are in the order of the calls
+                async with self._order:  # two calls store their jobs in the order of the calls
                     connection = await stack.enter_async_context(self.database.transaction())
                     head: Row | None = await connection.fetchrow(begin.statements[0], *arguments)
                 if head is None or head["known"]:
@@ -146,23 +150,23 @@ class PostgresEngine:
         takes: Mapping[str, Any],
     ) -> Sequence[Row] | None:
         """What the submit statement would return; None when it has to decide job by job."""
-        given = dict(zip(names, zip(*batch, strict=True), strict=True))
+        columns = dict(zip(names, zip(*batch, strict=True), strict=True))
 
         async def write(connection: Connection, head: Row) -> None:
-            for rows in rows_of_submit(table, given, head, takes):
+            for rows in rows_of_submit(table, columns, head, takes):
                 await connection.copy_records_to_table(
                     rows.table, columns=rows.columns, records=rows.records, timeout=CALL_TIMEOUT_S
                 )
 
         every = max(1, len(batch) // SAMPLE)
-        sample = {name: values[::every] for name, values in given.items()}
+        sample = {name: values[::every] for name, values in columns.items()}
         head = await self.copy(table, takes["queue"], len(batch), sample, write)
         if head is None:
             return None
-        return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in given["job_id"]]
+        return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in columns["job_id"]]
 
     async def _check(self) -> None:
-        async with self._begins:  # once, and calls go on in their order
+        async with self._order:  # check once; waiting calls continue in their order
             if not self._checked:
                 await check_version(self.database)
                 await repair_sequences(self.database)
@@ -182,18 +186,18 @@ class PostgresEngine:
         return _PostgresListener(self.database, queue, self.channel, self._news.channel)
 
     async def settled_position(self) -> int:
-        """Behind the oldest open transaction: positions are given out before their commits.
+        """The last position before all open transactions: positions are allocated before a commit.
 
-        The position is read first and the transactions after it; once all of those have ended, no
+        The position is read first and the open transactions after it. Once those have ended, no
         event at or before the position is still to come.
         """
         position = int((await self.run(OUTBOX, "journal_end"))[0]["seq"])
-        until = time.monotonic() + _HORIZON_PATIENCE_S
+        until = time.monotonic() + _SETTLED_TIMEOUT_S
         ended, following = await self._horizon()
-        wanted = following
-        while ended < wanted:
+        target = following
+        while ended < target:
             if time.monotonic() > until:
-                return 0  # a transaction stays open; the caller asks again later
+                return 0  # a transaction stays open; the caller tries again later
             await asyncio.sleep(0.002)
             ended, following = await self._horizon()
         return position
@@ -208,30 +212,6 @@ class PostgresEngine:
         await self.database.close()
 
 
-def given(operation: Operation, batch: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
-    """The statement for a batch and its columns, in the short form where it has one."""
-    columns = {
-        name: list(column)
-        for name, column in zip(operation.batch, zip(*batch, strict=True), strict=False)
-    }
-    arguments: list[Any] = list(columns.values())
-    alike = operation.alike_values(columns) if operation.alike and batch else None
-    if alike is None:
-        return operation.statements[0], arguments
-    short: list[Any] = []
-    for name, column in columns.items():
-        if name in alike:
-            short.append(alike[name])
-        elif isinstance(column[0], str):
-            joined = SEPARATOR.join(column)
-            if not joined or joined.count(SEPARATOR) != len(column) - 1:
-                return operation.statements[0], arguments
-            short.append(joined)
-        else:
-            short.append(column)
-    return operation.for_alike[0], short
-
-
 _DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(("gid", "requester_id", "trace"), ""),
     **dict.fromkeys(("priority", "due_ms", "expires_ms", "credential_version"), 0),
@@ -240,8 +220,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "storage_creds_encryption_version": None,
     "ready": True,
 }
-_NOT_OF_JOBS = ("delay_ms", "ttl_ms", "idempotency_key")
-_OF_EVENTS = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
+_NOT_JOB_COLUMNS = ("delay_ms", "ttl_ms", "idempotency_key")
+_EVENT_COLUMNS = ("job_id", "task", "gid", "priority", "due_ms", "max_attempts", "payload_h")
 _NO_DEFAULT = object()
 
 _Columns = Mapping[str, Sequence[Any]]
@@ -261,20 +241,20 @@ def rows_of_submit(
     """Keys, jobs and first events of a submit, as the submit statement writes them."""
     count, now_ms, queue = len(given["job_id"]), head["now_ms"], takes["queue"]
     jobs: dict[str, Sequence[Any]] = {
-        name: given[name] for name in given if name not in _NOT_OF_JOBS
+        name: given[name] for name in given if name not in _NOT_JOB_COLUMNS
     }
     jobs["due_ms"] = _later(given["delay_ms"], now_ms)
     jobs["expires_ms"] = _later(given["ttl_ms"], now_ms)
     jobs["ready"] = [not delay_ms for delay_ms in given["delay_ms"]]
-    events: _Columns = {name: jobs[name] for name in _OF_EVENTS}
-    stored = {"queue": queue, "created_ms": now_ms, "updated_ms": now_ms}
-    noted = {"queue": queue, "ver": 1, "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
+    events: _Columns = {name: jobs[name] for name in _EVENT_COLUMNS}
+    job = {"queue": queue, "created_ms": now_ms, "updated_ms": now_ms}
+    event = {"queue": queue, "ver": 1, "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
     return [
         *_keys(table, given, now_ms, takes),
-        _copy_rows(table, count, {"seq": head["turns"], **jobs}, stored, _DEFAULTS),
+        _copy_rows(table, count, {"seq": head["turns"], **jobs}, job, _DEFAULTS),
         _copy_rows(
             *("job_journal", count, {"seq": head["positions"], **events}),
-            {**noted, "listed": False},
+            {**event, "listed": False},
             _DEFAULTS,
         ),
     ]
@@ -285,7 +265,7 @@ def _keys(table: str, given: _Columns, now_ms: int, takes: Mapping[str, Any]) ->
     rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
     if not rows:
         return []
-    rows.sort()  # two batches never wait for each other's keys
+    rows.sort()  # so that two batches do not deadlock
     same = {
         "queue": takes["queue"],
         "created_ms": now_ms,
@@ -306,14 +286,14 @@ def _copy_rows(
     same: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> CopyRows:
-    """Rows of columns, and of values that all rows share. Columns of defaults are left out."""
-    kept = {
+    """Rows of columns, and of values that all rows share. All-default columns are omitted."""
+    needed = {
         name: values
         for name, values in columns.items()
         if values[0] != defaults.get(name, _NO_DEFAULT) or values.count(values[0]) < count
     }
     shared = [repeat(value, count) for value in same.values()]
-    return CopyRows(table, (*kept, *same), zip(*kept.values(), *shared, strict=True))
+    return CopyRows(table, (*needed, *same), zip(*needed.values(), *shared, strict=True))
 
 
 def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:
@@ -321,10 +301,10 @@ def _later(spans_ms: Sequence[int], now_ms: int) -> Sequence[int]:
 
 
 class _PostgresNotifier:
-    """Wakes those who wait for events, after the step that wrote them and not within.
+    """Notifies claimers of new events, in a transaction of its own.
 
-    PostgreSQL commits one notifying transaction at a time, so with a notice in every step, steps
-    would wait for each other's flush. A notice only saves a poll: it is sent on its own, for many
+    PostgreSQL commits one notifying transaction at a time. With a notice in every step, steps would
+    wait for each other's flush. A notice only saves a poll, so it is sent separately, for many
     steps at once, and does not wait for a flush itself.
     """
 
@@ -336,13 +316,13 @@ class _PostgresNotifier:
         self._task: asyncio.Task[None] | None = None
 
     def notify(self, queue: str) -> None:
-        """Soon wake those who wait for this queue: at once, or after a pause with others."""
+        """Notify the claimers of this queue: at once, or together with others after a pause."""
         self._due.add(queue)
         if self._task is None:
             self._task = asyncio.create_task(self._send())
 
     async def close(self) -> None:
-        """Send what is due, and no more."""
+        """Send what is due and stop."""
         self._closing.set()
         if self._task is not None:
             await self._task
@@ -351,7 +331,7 @@ class _PostgresNotifier:
         try:
             while self._due:
                 queues, self._due = sorted(self._due), set()
-                with contextlib.suppress(StoreError):  # then they wake by themselves, at their poll
+                with contextlib.suppress(StoreError):  # then the claimers find it by polling
                     await self._database.fetch(_NOTIFY, [self.channel, queues])
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _NOTIFY_PAUSE_S)
@@ -371,8 +351,8 @@ class _PostgresListener:
     async def arm(self) -> bool:
         self._notified.clear()
         for channel in self._channels:
-            if await self._database.listen(channel, self._heard):
-                self._notified.set()  # what was written before we listened
+            if await self._database.listen(channel, self._on_notice):
+                self._notified.set()  # look for what was written before we listened
         return False
 
     async def wait(self, wait_ms: int) -> None:
@@ -380,11 +360,11 @@ class _PostgresListener:
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
 
     async def rest(self, *, more: bool) -> None:
-        """Everybody gets a notice: there is none to pass on."""
+        """Every listener gets a notice: there is none to pass on."""
 
     async def close(self) -> None:
-        self._database.ignore(self._heard)
+        self._database.ignore(self._on_notice)
 
-    def _heard(self, queue: str) -> None:
+    def _on_notice(self, queue: str) -> None:
         if queue == self._queue:
             self._notified.set()

@@ -1,4 +1,4 @@
-"""Migrations: bring a database to the schema of this version, and refuse every other schema.
+"""Migrations: bring a database to the schema of this version, and refuse any other schema.
 
 `migrations/<dialect>/0001_name.sql` are numbered files. Each is applied once, in order and under a
 lock, and recorded with its checksum in `tenure_migrations`.
@@ -35,11 +35,11 @@ Applied = dict[int, str]
 """Number and checksum of each migration that a database has."""
 
 
-class Migrates(Protocol):
-    """A database that can say which migrations it has and take another one."""
+class Migratable(Protocol):
+    """A database to which migrations can be applied."""
 
     async def applied(self) -> Applied:
-        """The migrations that it has; {} for a database without any."""
+        """The migrations that it has; {} for an empty database."""
 
     async def apply(self, number: int, name: str, checksum: str, text: str) -> None:
         """Apply one and record it, both or neither."""
@@ -64,7 +64,7 @@ def known(dialect: Dialect) -> list[tuple[int, str, str, str]]:
     ]
 
 
-async def migrate(database: Migrates, dialect: Dialect) -> list[str]:
+async def migrate(database: Migratable, dialect: Dialect) -> list[str]:
     """Apply what is missing; returns the names of what was applied now."""
     done: list[str] = []
     has = await database.applied()
@@ -95,7 +95,7 @@ def _refuse_unknown(has: Applied, dialect: Dialect) -> None:
 
 
 def _is_migrated(tables: Collection[str]) -> bool:
-    """Whether a database has migrations; raises for one that is older than the first release."""
+    """Whether a database has migrations; raises for one from before the first release."""
     if "tenure_migrations" in tables:
         return True
     if "ledger_migrations" in tables:
@@ -108,7 +108,7 @@ def _is_migrated(tables: Collection[str]) -> bool:
 
 
 def _unrolled(text: str) -> str:
-    """Repeat the text between `-- @for box in a b` and `-- @end` for each word."""
+    """Repeat the text between `-- @for table in a b` and `-- @end` for each word."""
 
     def each(match: re.Match[str]) -> str:
         variable, words, body = match.groups()
@@ -164,15 +164,14 @@ async def check_version(database: Postgres) -> None:
     if lacks:
         raise UsageError(
             f"schema {database.schema!r} lacks {', '.join(lacks)}; "
-            "run `tenure db migrate --queue URL` first",
-            contract="inbox",
+            "run `tenure db migrate --queue URL` first"
         )
 
 
 async def repair_sequences(database: Postgres) -> None:
-    """Set back the sequences that another program moved to their end.
+    """Reset the sequences that another program moved to their end.
 
-    The lock waits for transactions whose numbers are not visible yet.
+    The lock waits for transactions whose rows are not visible yet.
     """
     beyond = (
         "SELECT sequencename AS name FROM pg_sequences"
@@ -230,16 +229,13 @@ def prepare_file(connection: sqlite3.Connection) -> None:
         for migration in known("sqlite"):
             _apply_to_file(connection, *migration)
     elif lacks := _missing(has, "sqlite"):
-        raise UsageError(
-            f"the SQLite file lacks {', '.join(lacks)}; run `tenure db migrate` first",
-            contract="inbox",
-        )
+        raise UsageError(f"the SQLite file lacks {', '.join(lacks)}; run `tenure db migrate` first")
     repair_counters(connection)
     _run_script(connection, "temp_tables")
 
 
 def repair_counters(connection: sqlite3.Connection) -> None:
-    """Set back the AUTOINCREMENT of tables that another program moved to its end."""
+    """Reset the AUTOINCREMENT of tables that another program moved to its end."""
     beyond = f"SELECT name FROM sqlite_sequence WHERE seq >= {2**62}"  # nosec B608 # a constant
     if tables := [row[0] for row in connection.execute(beyond).fetchall()]:
         connection.execute("SAVEPOINT counters")

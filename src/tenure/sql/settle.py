@@ -1,4 +1,4 @@
-"""Settle leases, decide about failed jobs, and answer a settle that is sent again."""
+"""Settle leases, decide about failed jobs, and answer repeated settles."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import msgspec
 from tenure.core.errors import LeaseLost, ServerError
 from tenure.core.job import request_hash, short_hash
 from tenure.core.lease import Lease
-from tenure.core.outcome import (
-    BURIED,
-    CANCELLED,
-    COMPLETED,
-    RELEASED,
-    Failure,
-    Outcome,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
 from tenure.store.resend import part
@@ -28,14 +19,8 @@ from tenure.store.resend import part
 _BATCH_MAX = 1_000
 _TRIES = 3
 _MESSAGE_CHARS_MAX = 4_000
-_SHORT_RESULT = 16  # most jobs return nothing, or the same few words
+_SHORT_RESULT = 16  # most jobs return null or another short result, whose hash is cached
 _FAILED = frozenset({"retry", "bury", "cancel"})
-_VERDICTS: dict[str, Verdict] = {
-    "complete": COMPLETED,
-    "bury": BURIED,
-    "release": RELEASED,
-    "cancel": CANCELLED,
-}
 
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
@@ -71,7 +56,7 @@ class Settler:
             first: dict[str, int] = {}
             for at in left:
                 first.setdefault(outcomes[at].lease.job_id, at)
-            # Sorted by job id, so that two batches never wait for each other.
+            # Sorted by job id, so that two batches do not deadlock.
             chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
             settled = self._settle([outcomes[at] for at in chosen])
             answers = await part(len(left) < len(outcomes), settled)
@@ -82,8 +67,8 @@ class Settler:
     async def _settle(self, batch: list[Outcome]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         left = list(range(len(batch)))
-        # A row that changed between reading and writing is left out: it is tried again, until what
-        # is left was settled before, or really belongs to another holder.
+        # The statement leaves out rows that changed between reading and writing, so those are tried
+        # again. What then is left was settled before, or its lease was lost.
         for turn in range(_TRIES):
             for again, step in ((turn, self._write), (1, self._find_settled)):
                 for n, verdict in await part(again, step([batch[at] for at in left])):
@@ -100,24 +85,24 @@ class Settler:
         # One statement for all outcomes. A second one for successes would save a tenth of the CPU
         # of claim and settle (PostgreSQL 11 %, SQLite 9 %; batches of 1,000, seven rounds).
         settings = self._settings
-        asked = [self._row(outcome) for outcome in batch]
-        rows = await self._engine.run(settings.table, "settle", asked, queue=settings.queue)
+        batch_rows = [self._row(outcome) for outcome in batch]
+        rows = await self._engine.run(settings.table, "settle", batch_rows, queue=settings.queue)
         await decide(
             self._engine, settings, [row["job_id"] for row in rows if row["verdict"] in _FAILED]
         )
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
             self._sent_back()
-        return [(row["n"] - 1, _verdict(row)) for row in rows]
+        return [(row["n"] - 1, verdict_of(row["verdict"], row["due_ms"])) for row in rows]
 
     async def _find_settled(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
-        """The verdicts of outcomes that were accepted before."""
-        asked = [(row[0], row[1], row[-1]) for row in map(self._row, batch)]
+        """The verdicts of outcomes that were accepted by an earlier call."""
+        batch_rows = [(row[0], row[1], row[-1]) for row in map(self._row, batch)]
         settings = self._settings
-        rows = await self._engine.run(settings.table, "settled", asked, queue=settings.queue)
-        # The call whose answer was lost may have failed its job without deciding about it.
+        rows = await self._engine.run(settings.table, "settled", batch_rows, queue=settings.queue)
+        # That call may have ended between the step to `failed` and the decision.
         failed = [batch[row["n"] - 1].lease.job_id for row in rows if row["verdict"] in _FAILED]
         await decide(self._engine, settings, failed)
-        return [(row["n"] - 1, _verdict(row)) for row in rows]
+        return [(row["n"] - 1, verdict_of(row["verdict"], row["due_ms"])) for row in rows]
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
@@ -134,17 +119,17 @@ class Settler:
         elif kind == "retry":
             delay_ms = max(delay_ms, self._least_ms(outcome))
         failure = outcome.failure
-        asked = request_hash(
+        request_h = request_hash(
             kind, outcome.delay_ms, failure and failure.code, failure and failure.message
         )
         return (
             *(lease.job_id, lease.fence, token_h, kind, min(delay_ms, AHEAD_MS_MAX), retryable),
-            *("", "", *_errors(failure, kind), f"{token_h}:{kind}:{asked}"),
+            *("", "", *_errors(failure, kind), f"{token_h}:{kind}:{request_h}"),
         )
 
 
 async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]) -> int:
-    """Move failed jobs on, back to the queue or to the dead letters; how many were given up.
+    """Move failed jobs back to the queue or to the dead letters; how many were given up.
 
     The step to `failed` and the decision are two transactions, so that a reader of the job can see
     both states. A worker that dies between them leaves the job in `failed`, where upkeep finds it.
@@ -158,7 +143,7 @@ async def decide(engine: Engine, settings: QueueSettings, job_ids: Sequence[str]
     except ServerError:
         if len(batch) == 1:
             raise
-    # The database refuses one of them: decide about all others, then raise what it said.
+    # The database refuses one of them: decide about all others, then raise its error.
     buried, refused = 0, None
     for job_id in job_ids:
         try:
@@ -177,8 +162,10 @@ async def refuse(
     if not leases:
         return []
     batch = [(lease.job_id, lease.fence, token_hash(lease.token), "") for lease in leases]
-    asked = engine.run(settings.table, "refuse", batch, queue=settings.queue, operation=operation)
-    rows = await part(1, asked)  # after the step that refused them
+    recorded = engine.run(
+        settings.table, "refuse", batch, queue=settings.queue, operation=operation
+    )
+    rows = await part(1, recorded)  # the step that refused them came before
     why = {row["n"]: _reason(row) for row in rows}
     return [
         LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))
@@ -188,7 +175,7 @@ async def refuse(
 
 @lru_cache(maxsize=1_024)
 def token_hash(token: str) -> str:
-    """What the database keeps of a token. The leases of one claim share theirs."""
+    """The hash of a token, as stored. It is cached: the leases of one claim share their token."""
     return short_hash(token.encode())
 
 
@@ -203,13 +190,8 @@ def _reason(row: Row) -> str:
     return f"the job is {row['status']} under claim version {row['claim_version']}"
 
 
-def _verdict(row: Row) -> Verdict:
-    verdict = row["verdict"]
-    return Retried(row["due_ms"]) if verdict in ("retry", "snooze") else _VERDICTS[verdict]
-
-
 def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
-    """What the job shows, what its attempt keeps with the stack, and the code for the journal."""
+    """The error of the job, that of its attempt (with the stack), and the code for the journal."""
     if failure is None:
         if kind in ("snooze", "release"):
             return "", "", ""

@@ -1,4 +1,4 @@
-"""Reading and managing the jobs of one table: ledger, journal, and the readers of the journal."""
+"""The ledger and the journal of one table of jobs, and the readers of the journal."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ import msgspec
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import PAGE_BYTES, READ_STEP, Counts, Page, Query, WorkerBeat
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Counts,
+    LedgerFeatures,
+    Page,
+    Query,
+    WorkerBeat,
+)
 from tenure.core.state import Machine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
 from tenure.sql.settle import decide
 
 _WAIT_MS = 250
-# The history of an outbox is in the steps of its jobs. So many are read at a time:
-# millions of them may have no event.
+# The history of an outbox is among the steps of its jobs, millions of which may have no event. So
+# many positions are read at a time.
 SPAN = 50_000
-# A position by time, until it is looked up. Writers of the same moment may commit in any order.
+# A position given as a time. Writers of the same moment may commit in any order.
 _AT = "@"
 _DISORDER_MS = 5_000
 _STEP = 500
-# One call of `find` looks at no more jobs than this; a rarer state is found page by page.
+# One call of `find` reads no more jobs than this, so a page may be short or empty.
 _SCAN_MAX = 10_000
 _BEYOND = 2**62
 _POSITION = re.compile(r"[0-9]{1,18}")
@@ -37,7 +45,7 @@ EVENT_FIELDS = (
 
 
 class SqlJournal:
-    """The journal of one queue. A position is a number that rises."""
+    """The journal of one queue. Positions are rising numbers."""
 
     def __init__(self, engine: Engine, settings: QueueSettings) -> None:
         self._engine = engine
@@ -68,7 +76,7 @@ class SqlJournal:
                 count=limit - len(rows),
             )
             at = end
-        # A caller that waits asks again from the same position: skip what was empty.
+        # A caller that waits reads again from the same position: skip what was empty.
         self._empty = {} if rows else {after: at}
         return rows
 
@@ -99,14 +107,14 @@ class SqlJournal:
         """`after` as a number; a time is found by bisection, since `ts_ms` rises with `seq`."""
         if not after.startswith(_AT):
             return after
-        wanted_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        target_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
         low, high = 0, await self._engine.settled_position()
         at = high
         while low < high:
             rows = await self._engine.run(
                 self._settings.table, "journal_at", queue=self._settings.queue, seq=at
             )
-            if not rows or rows[0]["ts_ms"] < wanted_ms:
+            if not rows or rows[0]["ts_ms"] < target_ms:
                 low = at
             else:
                 high = rows[0]["seq"] - 1
@@ -132,7 +140,7 @@ def _journal_event(row: Row, contract: str) -> JournalEvent:
 
 
 class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader of a queue's journal: how far it has read, and when it last said so."""
+    """A reader of a queue's journal: its position, and when it last reported it."""
 
     queue: str
     name: str
@@ -141,10 +149,10 @@ class Reader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalReaders:
-    """The readers that keep the journal of some queues elsewhere.
+    """The readers that capture the journal of some queues.
 
-    What a reader has not read is not trimmed before `unread_days`. It reports its position after it
-    has stored the events: if it dies in between, it reads some again and misses none.
+    Unread events are not trimmed before `unread_days`. A reader reports its position after it has
+    stored the events: if it dies in between, it reads some again and misses none.
     """
 
     def __init__(self, engine: Engine, queues: Sequence[str]) -> None:
@@ -152,18 +160,18 @@ class JournalReaders:
         self._queues = queues
 
     async def note(self, name: str, position: int) -> None:
-        """Store that a reader has everything up to this position."""
+        """Store that a reader has captured everything up to this position."""
         for queue in self._queues:
             await self._engine.run(OUTBOX, "reader_note", queue=queue, name=name, position=position)
 
     async def forget(self, name: str) -> None:
-        """Forget a reader: the journal is trimmed without it."""
-        gone = [
+        """Remove a reader, so that the journal is trimmed without waiting for it."""
+        removed = [
             row
             for queue in self._queues
             for row in await self._engine.run(OUTBOX, "reader_forget", queue=queue, name=name)
         ]
-        if not gone:
+        if not removed:
             raise NotFound(f"{name} is no reader of this journal; {await self._known()}")
 
     async def all(self) -> list[Reader]:
@@ -197,13 +205,18 @@ class SqlLedger:
         """Whether its jobs are events to be delivered."""
         return self._settings.table == OUTBOX
 
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures(is_outbox=self.is_outbox, unfinished=self.unfinished)
+
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
         rows = await self._run("get", job_id=job_id)
         return self._record(rows[0]) if rows else None
 
     async def pruned(self, job_id: str) -> str | None:
-        """Whose job it was, if it was kept long enough and then removed."""
+        """The requester of a job that was removed after its retention time."""
         rows = await self._run("pruned", job_id=job_id)
         return rows[0]["requester_id"] if rows else None
 
@@ -212,7 +225,7 @@ class SqlLedger:
         return [dict(row) for row in await self._run("attempts", job_id=job_id)]
 
     async def find(self, query: Query) -> Page:
-        """Jobs by their submits, newest first; `after` is the position of the last one seen."""
+        """Jobs newest first by their submits; `after` is the position of the last one seen."""
         unknown = set(query.states) - set(self._machine.states)
         if unknown:
             raise UsageError(
@@ -246,7 +259,7 @@ class SqlLedger:
         return Page(found, str(before))
 
     async def _begin(self, after: str) -> int:
-        """The position below which to look: the end of the journal where it is read in spans."""
+        """The position to read down from; for an outbox the end of the journal."""
         if after or not self.is_outbox:
             return int(after or _BEYOND)
         return int((await self._run("journal_end"))[0]["seq"]) + 1
@@ -272,7 +285,7 @@ class SqlLedger:
         return int(row["jobs"])
 
     async def workers(self) -> list[WorkerBeat]:
-        """Workers that did upkeep or claimed lately, also in vain."""
+        """Workers that claimed or did upkeep lately."""
         rows = await self._run("workers")
         return [WorkerBeat(row["worker_id"], row["seen_ms"], row["slots"]) for row in rows]
 
@@ -293,17 +306,17 @@ class SqlLedger:
         await self._run("pause", paused=False, channel=self._engine.channel)
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
-        """Begin ended jobs anew; per id "ok", "missing" or the state that forbids it."""
+        """Restart ended jobs; per id "ok", "missing" or the state that forbids it."""
         states = await self._manage("reopen", job_ids, channel=self._engine.channel)
         return ["ok" if state in self._machine.final else state or "missing" for state in states]
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (was waiting), "requested" (it runs), "missing", or its end."""
+        """Per id "ok" (was waiting), "requested" (it runs), "missing", or its final state."""
         states = await self._manage("cancel", job_ids)
-        ended = dict(zip(job_ids, states, strict=True))
-        waited = [job_id for job_id, state in ended.items() if state in ("queued", "failed")]
-        for start in range(0, len(waited), _STEP):
-            await decide(self._engine, self._settings, waited[start : start + _STEP])
+        found = dict(zip(job_ids, states, strict=True))
+        waiting = [job_id for job_id, state in found.items() if state in ("queued", "failed")]
+        for start in range(0, len(waiting), _STEP):
+            await decide(self._engine, self._settings, waiting[start : start + _STEP])
         return [self._cancelled(state) for state in states]
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
@@ -324,7 +337,7 @@ class SqlLedger:
         return state if state in self._machine.final else "ok" if state else "missing"
 
     async def probe(self) -> None:
-        """Raise `StoreError` where the database takes no writes."""
+        """Raise `StoreError` if the database accepts no writes."""
         await self._run("probe")
 
     async def _run(
@@ -336,7 +349,7 @@ class SqlLedger:
         )
 
     async def _manage(self, operation: str, job_ids: Sequence[str], **takes: str) -> list[str]:
-        """The state in which each job was found; "" for one that is not there."""
+        """The state in which each job was found; "" if it does not exist."""
         once = list(dict.fromkeys(job_ids))
         found: dict[str, str] = {}
         for start in range(0, len(once), _STEP):
@@ -359,7 +372,7 @@ class SqlLedger:
             state=row["status"],
             payload=row["payload"].encode(),
             result=row["result"].encode(),
-            # The errors of earlier attempts stay with these; a job that succeeded has none.
+            # The column keeps the error of an earlier attempt; a job that succeeded shows none.
             error=b"" if row["status"] == "succeeded" else row["error"].encode(),
             attempt=row["attempt_count"],
             max_attempts=row["max_attempts"],

@@ -16,7 +16,7 @@ from tenure.core.errors import InvalidTransition, LeaseLost, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.sql.claim import CLAIM_MAX, Claimer
 from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
@@ -32,12 +32,12 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 class SqlQueue:
     """The queue of one table, for one event loop. `worker_id` names its claimer.
 
-    `delay` says when a failure is tried again, `least_ms` how long at least where a task said when.
-    `finals` are the states that a handler cannot report.
+    `delay` says after which delay a failed job runs again, `least_ms` is the least delay of a retry
+    that a task asked for. `finals` are the states that a handler cannot report.
     """
 
     claim_max = CLAIM_MAX
-    holds_nul = False
+    slots_max = 0
 
     def __init__(
         self,
@@ -63,18 +63,23 @@ class SqlQueue:
             self.settle,
         )
         self._settler = Settler(
-            engine, settings, delay, self._claimer.from_the_head, least_ms=least_ms
+            engine, settings, delay, self._claimer.start_at_head, least_ms=least_ms
         )
 
     @property
-    def settles_at_once(self) -> int:
-        """On PostgreSQL one batch is processed while another waits for the disk."""
-        return 2 if self._engine.dialect == "postgres" else 1
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam.
 
-    @property
-    def lease_ms(self) -> int:
-        """How long a lease lasts; known before the first claim."""
-        return self._settings.lease_ms
+        On PostgreSQL one settle is processed while another waits for the disk.
+        """
+        return QueueFeatures(
+            lease_ms=self._settings.lease_ms,
+            claim_max=self.claim_max,
+            slots_max=self.slots_max,
+            settles_at_once=2 if self._engine.dialect == "postgres" else 1,
+            holds_nul=False,
+            take_quarantined=self.take_quarantined,
+        )
 
     @property
     def slots(self) -> int:
@@ -95,8 +100,8 @@ class SqlQueue:
 
     def take_quarantined(self) -> list[Quarantined]:
         """The unreadable jobs that were buried since the last call."""
-        noted, self._claimer.quarantined[:] = list(self._claimer.quarantined), []
-        return noted
+        quarantined, self._claimer.quarantined[:] = list(self._claimer.quarantined), []
+        return quarantined
 
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False
@@ -121,25 +126,25 @@ class SqlQueue:
                     lease_ms=max(1, row["lease_expires_at"] - row["now_ms"]),
                     cancel_requested=bool(row["cancel_requested"]),
                 )
-        answers |= await self._refused("extend", leases, answers)
+        answers |= await self._lost("extend", leases, answers)
         return [answers[at] for at in range(len(leases))]
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Publish news; a report of type `stage` moves the job to the stage that its step names."""
+        """Store reports; one of type `stage` moves the job to the stage that its step names."""
         for report in reports:
             self._check(report)
         held: dict[int, str] = {}
         for turn, chunk in enumerate(_batches(reports)):
-            news = self._engine.run(
+            stored = self._engine.run(
                 self._settings.table,
                 "report",
-                [_news(reports[at]) for at in chunk],
+                [_report_row(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            for row in await part(turn, news):
+            for row in await part(turn, stored):
                 at = chunk[row["n"] - 1]
                 held[at] = "" if row["becomes"] else f"{row['was']} to {reports[at].step}"
-        lost = await self._refused("report", [report.lease for report in reports], held)
+        lost = await self._lost("report", [report.lease for report in reports], held)
         if backwards := list(filter(None, held.values())):
             raise InvalidTransition(
                 f"a job cannot go from {backwards[0]}; stages follow each other as "
@@ -153,10 +158,10 @@ class SqlQueue:
         return await self._settler.settle(outcomes)
 
     async def upkeep(self) -> Upkeep:
-        """Promote, reclaim, expire, remove; every worker may do it as often as it likes."""
+        """Promote, reclaim, expire and remove; safe from every worker at any time."""
         done = await self._upkeeper.upkeep()
         if done.promoted or done.reclaimed:
-            self._claimer.from_the_head()
+            self._claimer.start_at_head()
         return done
 
     async def close(self) -> None:
@@ -164,13 +169,13 @@ class SqlQueue:
         await self._claimer.close()
         await self._engine.close()
 
-    async def _refused(
+    async def _lost(
         self, operation: str, leases: Sequence[Lease], held: Mapping[int, object]
     ) -> dict[int, LeaseLost]:
         """The leases that are not held any more, by their position."""
         lost = [at for at in range(len(leases)) if at not in held]
-        refused = await refuse(self._engine, self._settings, operation, [leases[at] for at in lost])
-        return dict(zip(lost, refused, strict=True))
+        answers = await refuse(self._engine, self._settings, operation, [leases[at] for at in lost])
+        return dict(zip(lost, answers, strict=True))
 
     def _check(self, report: Report) -> None:
         if report.type in self._finals:
@@ -189,7 +194,7 @@ def _proof(lease: Lease) -> tuple[str, int, str]:
     return lease.job_id, lease.fence, token_hash(lease.token)
 
 
-def _news(report: Report) -> tuple[object, ...]:
+def _report_row(report: Report) -> tuple[object, ...]:
     stage = report.step if report.type == "stage" else ""
     return (
         *_proof(report.lease),

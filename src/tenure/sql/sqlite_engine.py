@@ -1,4 +1,4 @@
-"""The SQL queues on SQLite: an operation is a few statements in one transaction."""
+"""SQL queues on SQLite: an operation is a few statements in one transaction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from tenure.store.sqlite import (
 # Operations that change nothing.
 _READS = frozenset(
     {"get", "find", "pruned", "attempts", "counts", "summary", "events", "journal", "journal_end"}
-    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "resting", "chores"}
+    | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "failed_jobs"}
+    | {"upkeep_needed"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
-    | {"plane_current", "audit_list", "audit_read", "audit_head", "reader_list"}
+    | {"plane_current", "plane_leases", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
 _CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
 _KEEP_S = 0.01
-"""How long a resting claimer keeps a notice for its next claim."""
+"""How long a claimer keeps a notice for its next claim."""
 
 
 class SqliteEngine:
@@ -69,42 +70,37 @@ class SqliteEngine:
         batch: Sequence[Sequence[Any]],
         takes: dict[str, Any],
     ) -> Sequence[Row]:
-        """Look first whether the queue has work: that needs no write lock.
+        """Check first whether the queue has work, which needs no write lock.
 
-        The look is skipped after a claim that got all it asked for. A claim for one job, which is
-        what an idle worker makes, does not count.
+        The check is skipped after a claim that got all it wanted, unless it wanted one job only:
+        that is what idle workers claim.
         """
         queue = takes["queue"]
         if queue not in self._busy:
-            head = await self._run(operations["peek"], (), {"queue": queue})
-            if not head[0]["work"]:
-                return head
+            found = await self._run(operations["peek"], (), {"queue": queue})
+            if not found[0]["work"]:
+                return found
         self._busy.discard(queue)
         rows = await self._run(operations[operation], batch, takes)
-        wanted = takes["count"] if "count" in takes else sum(asker[-1] for asker in batch)
-        if len(rows) >= wanted > 1 and rows[0]["job_id"] is not None:
+        limit = takes["count"] if "count" in takes else sum(claim[-1] for claim in batch)
+        if len(rows) >= limit > 1 and rows[0]["job_id"] is not None:
             self._busy.add(queue)
         return rows
 
     async def _run(
         self, operation: Operation, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
     ) -> Sequence[Row]:
-        given = {name: _json(value) if name in _LISTS else value for name, value in takes.items()}
-        statements = operation.statements
-        if operation.alike and self._client != "libsql":
-            columns = dict(zip(operation.batch, zip(*batch, strict=True), strict=True))
-            if alike := operation.alike_values(columns):
-                given |= alike
-                own = [column for name, column in columns.items() if name not in alike]
-                batch, statements = list(zip(*own, strict=True)), operation.for_alike
+        parameters = {
+            name: _json(value) if name in _LISTS else value for name, value in takes.items()
+        }
         if operation.batch:
-            given["batch"] = _json(in_hex(batch) if self._client == "libsql" else batch)
+            parameters["batch"] = _json(in_hex(batch) if self._client == "libsql" else batch)
 
         def step(connection: sqlite3.Connection) -> list[Row]:
-            given["now_ms"] = now_ms(connection)
+            parameters["now_ms"] = now_ms(connection)
             rows: list[Row] = []
-            for statement in statements:
-                rows = _fetch(connection, statement, given)
+            for statement in operation.statements:
+                rows = _fetch(connection, statement, parameters)
             return rows
 
         file = self._opened()
@@ -120,7 +116,7 @@ class SqliteEngine:
             return await file.write(step)  # type: ignore[no-any-return]
 
     async def _prepared(self, file: SqliteFile) -> None:
-        """Let the writer make the tables: a reader cannot."""
+        """Let the writer create the tables; a reader cannot."""
         if not file.prepared:
             await file.write(lambda connection: None)
 
@@ -154,12 +150,12 @@ class SqliteEngine:
 
 
 class SqliteListener:
-    """Wakes one of all who wait for a queue, after one of our processes wrote work for it.
+    """Wakes one of the claimers of a queue, after one of our processes wrote work for it.
 
-    A claimer that took all it asked for comes back at once while it has free slots. It keeps a
-    notice for that long and then passes it on: were others woken at every claim, all processes
-    would share the work of one in tiny batches. The poll after a wait finds what other programs
-    write, and what a process left that died with a notice.
+    A claimer that got all it wanted claims again at once while it has free slots. So it keeps a
+    notice for a moment before it passes it on: if every claim woke others, all processes would
+    share the work in tiny batches. Polling finds what other programs write, and the notice of a
+    process that died.
     """
 
     def __init__(self, path: Path, queue: str) -> None:
@@ -168,11 +164,11 @@ class SqliteListener:
         self._notified = asyncio.Event()
         self._listener: Listener | None = None
         self._listens = False
-        self._keeping: asyncio.TimerHandle | None = None
+        self._pass_on_timer: asyncio.TimerHandle | None = None
 
     async def arm(self) -> bool:
-        if self._keeping is not None:
-            self._keeping.cancel()
+        if self._pass_on_timer is not None:
+            self._pass_on_timer.cancel()
         if self._listener is None:
             self._listener = Listener(self._folder, self._queue, self._notified.set)
         self._listens = self._listener.open()
@@ -190,17 +186,17 @@ class SqliteListener:
     async def rest(self, *, more: bool) -> None:
         if more:
             self._notified.set()
-        self._keeping = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
+        self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
 
     def _pass_on(self) -> None:
-        unheard = self._listener is not None and self._listener.close()
-        if unheard or self._notified.is_set():
+        unused = self._listener is not None and self._listener.close()
+        if unused or self._notified.is_set():
             self._notified.clear()
             notify(self._folder, self._queue)
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
+        if self._pass_on_timer is not None:
+            self._pass_on_timer.cancel()
         self._pass_on()
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -208,7 +204,7 @@ class SqliteListener:
 
 
 class _SqliteJournalListener:
-    """Wakes everybody when any process has written to the file."""
+    """Wakes every reader when any process has written to the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -229,7 +225,7 @@ class _SqliteJournalListener:
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
 
     async def rest(self, *, more: bool) -> None:
-        """Everybody gets a notice: there is none to pass on."""
+        """Every listener gets a notice: there is none to pass on."""
 
     async def close(self) -> None:
         watch, self._watch = self._watch, None
@@ -238,23 +234,23 @@ class _SqliteJournalListener:
 
 
 def _queues_with_work(connection: sqlite3.Connection) -> list[str]:
-    """The queues for which this transaction made work; asked once."""
-    queues = [row[0] for row in connection.execute("SELECT queue FROM temp.fed")]
+    """The queues for which this transaction made work; clears the list."""
+    queues = [row[0] for row in connection.execute("SELECT queue FROM temp.queues_with_work")]
     if queues:
-        connection.execute("DELETE FROM temp.fed")
+        connection.execute("DELETE FROM temp.queues_with_work")
     return queues
 
 
-def _fetch(connection: sqlite3.Connection, statement: str, given: dict[str, Any]) -> list[Row]:
-    """Run a statement; rows of which some have text that is not UTF-8 are `UnreadableRow`."""
+def _fetch(connection: sqlite3.Connection, statement: str, parameters: dict[str, Any]) -> list[Row]:
+    """Run a statement; if a row has text that is not UTF-8, all rows are `UnreadableRow`."""
     try:
-        return connection.execute(statement, given).fetchall()
+        return connection.execute(statement, parameters).fetchall()
     except sqlite3.OperationalError as error:
         if "Could not decode to UTF-8" not in str(error):
             raise
     connection.text_factory = bytes
     try:
-        cursor = connection.execute(statement, given)
+        cursor = connection.execute(statement, parameters)
         names = [column[0] for column in cursor.description]
         return [UnreadableRow(names, tuple(row)) for row in cursor.fetchall()]
     finally:

@@ -1,4 +1,4 @@
-"""Submit jobs: validate each one, store the new ones, answer repetitions."""
+"""Submit jobs: validate each one, store the new ones, answer repeated ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenure.store.resend import part
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
 
-# What only the inbox knows of a job, and its columns.
+# The job options of the inbox, which are columns, with their defaults.
 COLUMNS: Mapping[str, Any] = {
     "status_webhook_url": None,
     "refresh_url": None,
@@ -29,7 +29,7 @@ COLUMNS: Mapping[str, Any] = {
     "storage_creds_kek_id": None,
     "storage_creds_encryption_version": None,
 }
-_NO_COLUMNS = tuple(COLUMNS.values())
+_DEFAULT_COLUMNS = tuple(COLUMNS.values())
 _FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000
 _SLICE = 250
@@ -50,7 +50,7 @@ async def submit_jobs(
     seen: set[str | tuple[str, str]] = set()
     repeated: list[int] = []
     storing: list[asyncio.Task[None]] = []
-    several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another one fail
+    several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another may fail
     try:
         for start in range(0, len(jobs), _BATCH_MAX):
             fresh: list[_NewRow] = []
@@ -63,8 +63,8 @@ async def submit_jobs(
                     else:
                         fresh.append((position, row))
                 if storing:
-                    await asyncio.sleep(0)  # let the batch before be sent meanwhile
-            # Two bulk submits keep their order side by side; a smaller one waits for them.
+                    await asyncio.sleep(0)  # let the batch before be sent in the meantime
+            # Two bulk submits may run at once and keep their order; a smaller one waits for them.
             beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
             while len(storing) > beside:
                 await part(several, storing[0])
@@ -131,7 +131,8 @@ async def _store(
         answers[positions[job_id]] = Submitted(job_id, "created", created_ms=row["created_ms"])
     if len(stored) == len(fresh):
         return
-    # Not stored: known already, or no room. Looked up after the submit, when rivals have ended.
+    # The others are known already, or the queue is full. The lookup comes after the submit, when
+    # concurrent submits of the same keys have ended.
     rest = [(position, row) for position, row in fresh if position not in answers]
     batch = [(row[0], row[9], row[12]) for _, row in rest]
     known = await engine.run(settings.table, "lookup", batch, queue=settings.queue)
@@ -147,7 +148,7 @@ def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submit
         return Submitted("", "full", why, _FULL_RETRY_MS)
     if found["request_hash"] == row[10]:
         return Submitted(found["job_id"], "replayed", response=found["response"] or "")
-    if found["by_id"]:  # whose job it is is not said: it may be another requester's
+    if found["by_id"]:  # the job may be another requester's, so nothing is said about it
         return Submitted("", "conflict", "this job id is taken: choose another, or leave it out")
     why = f"this idempotency key belongs to another request: job {found['job_id']}"
     return Submitted("", "conflict", why)
@@ -172,12 +173,12 @@ def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
         options.get("request_hash") or _request_hash(job, payload_h),
         job.trace,
         job.idempotency_key,
-        *([options.get(*column) for column in COLUMNS.items()] if options else _NO_COLUMNS),
+        *([options.get(*column) for column in COLUMNS.items()] if options else _DEFAULT_COLUMNS),
     )
 
 
 def check(job: NewJob, job_id: str) -> str:
-    """The payload as text; raises what makes a job impossible to store."""
+    """The payload as text; raises if the job cannot be stored."""
     if job.job_id and not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
     if not job.task or len(job.task) > 200 or not job.task.isprintable():
@@ -212,7 +213,7 @@ def _check_texts(job: NewJob) -> None:
 
 
 def _request_hash(job: NewJob, payload_h: str) -> str:
-    """What makes two submits the same: everything but the ids, the trace and the secrets."""
+    """The hash that two submits of the same job share: of all but ids, trace and secrets."""
     refresh_url = job.options.get("refresh_url")
     return request_hash(
         *((refresh_url,) if refresh_url else ()),

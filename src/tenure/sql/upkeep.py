@@ -16,7 +16,7 @@ _SWEEPS = 10
 _TRIM_EVERY_S = (10.0, 60.0)
 """The pause after a sweep of old rows that found some, and after one that found none."""
 
-_BEAT_EVERY_S = 5.0
+_HEARTBEAT_EVERY_S = 5.0
 _UNBLOCK_EVERY_S = 5.0
 _TOMBSTONE_MS = 30 * 86_400_000
 
@@ -30,7 +30,7 @@ class Upkeeper:
         self._worker_id = worker_id
         self.slots = 0
         self._trim_at = float("-inf")
-        self._beaten = (float("-inf"), 0)
+        self._last_heartbeat = (float("-inf"), 0)
         self._pruned_to = 0
         self._trimmed_to = 0
         self._unblocked_to = 0
@@ -38,28 +38,28 @@ class Upkeeper:
 
     async def upkeep(self) -> Upkeep:
         """One round."""
-        await self._beat()
-        (found,) = await self._run("chores")
+        await self._heartbeat()
+        (found,) = await self._run("upkeep_needed")
         promoted = reclaimed = buried = expired = 0
         if found["overdue"]:
             promoted, reclaimed, buried, expired = await self.due()
         elif found["held_back"]:
             await self.unblock()
-        if found["resting"]:  # a worker died between `failed` and the decision
+        if found["has_failed"]:  # a worker died between `failed` and `decide`
             buried += await self._decide()
         pruned = await self._prune()
         return Upkeep(promoted, reclaimed, buried, expired, pruned + await self._trim())
 
-    async def _beat(self) -> None:
-        """Send a heartbeat now and then, and at once when the slots changed."""
-        now, (beaten, slots) = asyncio.get_running_loop().time(), self._beaten
-        if not self._worker_id or (now - beaten < _BEAT_EVERY_S and slots == self.slots):
+    async def _heartbeat(self) -> None:
+        """Send a heartbeat every few seconds, and at once when the slots changed."""
+        now, (sent_at, slots) = asyncio.get_running_loop().time(), self._last_heartbeat
+        if not self._worker_id or (now - sent_at < _HEARTBEAT_EVERY_S and slots == self.slots):
             return
-        await self._run("beat", worker_id=self._worker_id, slots=self.slots)
-        self._beaten = (now, self.slots)
+        await self._run("heartbeat", worker_id=self._worker_id, slots=self.slots)
+        self._last_heartbeat = (now, self.slots)
 
     async def due(self) -> tuple[int, int, int, int]:
-        """What a claim waits for; how many were promoted, reclaimed, buried and expired."""
+        """Make due jobs claimable; how many were promoted, reclaimed, buried and expired."""
         reaped = await self._run("reap", lost_max=self._settings.lost_max, count=_COUNT)
         expired = await self._run("expire", count=_COUNT)
         failed = expired[0]["expired"] or any(row["ends"] for row in reaped)
@@ -71,10 +71,10 @@ class Upkeeper:
     async def _decide(self) -> int:
         """Decide about jobs in `failed`; how many were given up."""
         settings = self._settings
-        rows = await self._run("resting", count=_COUNT)
+        rows = await self._run("failed_jobs", count=_COUNT)
         try:
             return await decide(self._engine, settings, [row["job_id"] for row in rows])
-        except ServerError as error:  # about one job; the rest of the round goes on
+        except ServerError as error:  # one job is at fault; the rest of the round goes on
             # A program that only reads a queue does not import the logger.
             import structlog
 
@@ -86,15 +86,15 @@ class Upkeeper:
             return 0
 
     async def unblock(self) -> int:
-        """Make events ready that were written while the one before them ended; how many.
+        """Make events ready that were written while the event before them ended; how many.
 
-        The end of an event makes the next one ready if it sees it. An event that is just being
-        written is not seen and would wait for ever.
+        The end of an event makes the next one ready. An event whose transaction is still open then
+        is not visible and would wait for ever.
         """
         now = asyncio.get_running_loop().time()
         if self._settings.table != OUTBOX or now < self._unblock_at:
             return 0
-        if self._engine.dialect == "sqlite":  # with one writer only a removal leaves such events
+        if self._engine.dialect == "sqlite":  # with one writer, only a removal leaves such events
             self._unblock_at = now + _UNBLOCK_EVERY_S
         freed, self._unblocked_to = await self._sweep("unblock", "freed", self._unblocked_to)
         return freed
@@ -125,15 +125,15 @@ class Upkeeper:
         return trimmed
 
     async def _sweep(self, operation: str, count: str, after: int, **age: int) -> tuple[int, int]:
-        """A few batches of rows from where the last sweep ended; 0 begins again at the oldest."""
-        gone = 0
+        """Process a few batches of rows, from where the last sweep ended (0: the oldest)."""
+        total = 0
         for _ in range(_SWEEPS):
             rows = await self._run(operation, after=after, count=_COUNT, **age)
-            gone += rows[0][count]
+            total += rows[0][count]
             after = rows[0]["last"]
             if not after:
                 break
-        return gone, after
+        return total, after
 
     async def _run(self, operation: str, **takes: Any) -> Sequence[Row]:
         settings = self._settings

@@ -1,12 +1,14 @@
-"""Group commit: requests that arrive while a call is under way share the next one.
+"""Calls that several callers share: group commit (`Batcher`) and cached reads (`CachedLookup`).
 
-A single request leaves at once. Under load many requests share one round trip, which costs the
-store hardly more than one of them; each still gets its own answer.
+Group commit: requests that arrive while a call is under way share the next one. A single request
+leaves at once. Under load many requests share one round trip, which costs the store hardly more
+than one of them; each still gets its own answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -15,7 +17,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LOAD = 100
-"""The weight that is worth a second call at the same time: several small ones cost more."""
+"""The waiting weight from which a second call is started beside the first.
+
+Several small calls at the same time cost the store more than one large call."""
 
 
 class _Request(NamedTuple, Generic[T, R]):
@@ -26,11 +30,11 @@ class _Request(NamedTuple, Generic[T, R]):
 
 
 class Batcher(Generic[T, R]):
-    """`send` returns one answer an item, in order; at most `calls_max` calls run at a time.
+    """`send` returns one answer per item, in order; at most `calls_max` calls run at a time.
 
-    `weigh` gives the weight of an item (1 by default), see `LOAD`. A batch is bounded by
-    `items_max` and, with `measure`, by the `size_max` of its items. With `drops_gone` a request
-    whose caller was cancelled before it was sent is not sent.
+    `weigh` returns the weight of an item (1 by default), see `LOAD`. A batch has at most
+    `items_max` items and, with `measure`, a total size of at most `size_max`. With `drops_gone` a
+    request is not sent if its caller was cancelled before.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Batcher(Generic[T, R]):
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __call__(self, items: Sequence[T]) -> list[R]:
-        """The answers to these items; an error means that the fate of all of them is unknown."""
+        """The answers to these items; after an error it is unknown which were executed."""
         if not items:
             return []
         answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
@@ -73,11 +77,11 @@ class Batcher(Generic[T, R]):
             while self._waiting:
                 await self._send_batch(self._next_batch())
         finally:
-            # At once: a request that comes after the last check must start a new task.
+            # Without an await in between: a request that comes after the last check starts a task.
             self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_batch(self) -> list[_Request[T, R]]:
-        """The first request, and those after it that fit."""
+        """The first request, and the following ones that fit."""
         batch: list[_Request[T, R]] = []
         count = size = 0
         while self._waiting:
@@ -108,3 +112,52 @@ class Batcher(Generic[T, R]):
             if not request.answer.done():
                 request.answer.set_result(answers[at:end])
             at = end
+
+
+class CachedLookup(Generic[R]):
+    """Caches the result of `load` for a key; concurrent lookups of a key share one call.
+
+    A result is kept for `keep_s`, counted from the call. Errors are not cached.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], Awaitable[R]],
+        *,
+        keep_s: float,
+        keys_max: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._keep_s = keep_s
+        self._keys_max = keys_max
+        self._clock = clock
+        self._found: dict[str, tuple[float, R]] = {}
+        self._loading: dict[str, asyncio.Task[R]] = {}
+
+    async def get(self, key: str) -> R:
+        """The result, at most `keep_s` old."""
+        found = self._found.get(key)
+        if found is not None and self._clock() < found[0]:
+            return found[1]
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.create_task(self._refresh(key))
+        # Shielded: a caller that is cancelled must not cancel the lookup of the others.
+        return await asyncio.shield(loading)
+
+    def last(self, key: str) -> R | None:
+        """The last result, however old; None if there is none."""
+        found = self._found.get(key)
+        return None if found is None else found[1]
+
+    async def _refresh(self, key: str) -> R:
+        until = self._clock() + self._keep_s
+        try:
+            result = await self._load(key)
+        finally:
+            del self._loading[key]
+        if len(self._found) >= self._keys_max:  # a flood of made-up keys must not fill the memory
+            self._found.clear()
+        self._found[key] = (until, result)
+        return result

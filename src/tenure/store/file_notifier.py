@@ -1,8 +1,8 @@
-"""Wake-ups between processes that share an SQLite file: named pipes for one, inotify for all.
+"""Wakes processes that share an SQLite file: one of them by a named pipe, all of them by inotify.
 
-A pipe has a reader only while its owner waits, so a notifier cannot open the pipes of processes
-that are busy or dead. It writes to one pipe that it can open: one job wakes one process of many.
-Where a pipe or an inotify watch cannot be made, the caller has to poll.
+A pipe has a reader only while its owner waits. So a notifier cannot open the pipes of busy or dead
+processes, and writes to the first pipe that it can open: one job wakes one process of many. If a
+pipe or an inotify watch cannot be created, the caller has to poll.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ POLL_EVERY_MS = 100
 # A pipe without a reader that its owner has not touched for `_STALE_S` belongs to a dead process.
 _TOUCH_S = 60.0
 _STALE_S = 600.0
-# All notifiers prefer the same pipe for this long: wake-ups close together reach one process, and
-# over longer times every process gets its share.
+# All notifiers prefer the same pipe for this long, so wake-ups close together reach one process.
+# Over longer times every process gets its part of the work.
 _TURN_NS = 50_000_000
 _STRIDE = 7_919
 _number = itertools.count(1)
@@ -42,12 +42,12 @@ class Listener:
         self._touched = float("-inf")
 
     def open(self) -> bool:
-        """From now on no notification is missed; False where there can be no pipe."""
+        """Start to listen: no notification is missed from now on. False if there is no pipe."""
         if self._fd >= 0:
             self._read()
             return True
         try:
-            self._fd = self._opened()
+            self._fd = self._open_pipe()
             if (now := time.monotonic()) - self._touched > _TOUCH_S:
                 self._touched = now
                 os.utime(self._path)
@@ -57,27 +57,27 @@ class Listener:
         return True
 
     def close(self) -> bool:
-        """Stops waiting; True when a notification came that nothing was done about."""
+        """Stop listening; True if a notification arrived that `on_wake` was not called for."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return False
         self._loop.remove_reader(fd)
         try:
-            return bool(_drained(fd))
+            return bool(_read_all(fd))
         finally:
             os.close(fd)
 
     def remove(self) -> None:
-        """Deletes the pipe, and the folder with the last one."""
+        """Delete the pipe, and the folder if this was the last pipe."""
         self.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
             self._path.parent.rmdir()
 
-    def _opened(self) -> int:
+    def _open_pipe(self) -> int:
         for _ in range(3):  # another process may remove the folder or the pipe in between
             try:
-                # Also for writing: otherwise the last notifier's close would be an end of file.
+                # For writing too: otherwise we would read end of file when a notifier closes it.
                 return os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
@@ -89,26 +89,26 @@ class Listener:
         raise FileNotFoundError(self._path)
 
     def _read(self) -> None:
-        if _drained(self._fd):
+        if _read_all(self._fd):
             self._on_wake()
 
 
 def notify(folder: Path, topic: str) -> bool:
-    """Wakes one listener of a topic, in this process if there is one; False if nobody waits."""
+    """Wake one listener of a topic, in this process if there is one; False if none waits."""
     prefix = _prefix(topic)
     own = f"{prefix}{os.getpid()}."
     try:
         names = [path.name for path in folder.iterdir() if path.name.startswith(prefix)]
-    except OSError:  # the first listener makes the folder
+    except OSError:  # the first listener creates the folder
         return False
     names.sort()
     first = time.monotonic_ns() // _TURN_NS * _STRIDE % max(1, len(names))
     names = names[first:] + names[:first]
     names.sort(key=lambda name: not name.startswith(own))
-    return any(_written(folder / name) for name in names)
+    return any(_write(folder / name) for name in names)
 
 
-def _written(path: Path) -> bool:
+def _write(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # its owner does not wait, or is dead
@@ -124,7 +124,7 @@ def _written(path: Path) -> bool:
         os.close(fd)
 
 
-def _drained(fd: int) -> bytes:
+def _read_all(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
     except OSError:
@@ -140,7 +140,7 @@ _INOTIFY_EVENT = struct.Struct("iIII")
 
 
 class FileWatcher:
-    """Calls `changed` in the event loop after writes to any of the named files of a folder."""
+    """Calls `changed` in the event loop after writes to the named files of a folder."""
 
     def __init__(self, folder: Path, names: Iterable[str], changed: Callable[[], None]) -> None:
         self._names = frozenset(os.fsencode(name) for name in names)
@@ -152,11 +152,11 @@ class FileWatcher:
 
     @property
     def is_active(self) -> bool:
-        """False where there is no inotify, and the caller has to poll."""
+        """False without inotify; the caller has to poll."""
         return self._fd >= 0
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop watching."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -178,7 +178,7 @@ class FileWatcher:
 
 
 def _inotify(folder: Path) -> int:
-    """An inotify descriptor on a folder; -1 when the machine has no more of them."""
+    """An inotify descriptor for a folder; -1 if the user's limit is reached."""
     import ctypes  # slow to import, and many processes never watch
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Files that come with a package, and files that only their owner may read."""
+"""Folders inside packages, and files and folders that only their owner may read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OTHERS = 0o077
 
 
 def package_folder(package: str, *names: str) -> Traversable:
-    """A folder in a package; in an archive by importlib.resources, which is slow to import."""
+    """A folder inside a package."""
     spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    folder: Traversable | None = Path(places[0], *names) if places else None
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    folder: Traversable | None = Path(roots[0], *names) if roots else None
     if folder is not None and not folder.is_dir():
-        from importlib.resources import files
+        from importlib.resources import files  # slow to import, and only archives need it
 
         folder = files(package).joinpath(*names)
     if folder is None or not folder.is_dir():
@@ -32,9 +32,9 @@ def package_folder(package: str, *names: str) -> Traversable:
 
 
 def private_file(path: Path) -> None:
-    """Creates a file with mode 0600 whatever the umask, or restricts one that exists.
+    """Create a file with mode 0600 whatever the umask, or restrict one that exists.
 
-    A file that exists is not opened: closing it would end the locks that SQLite has on it.
+    An existing file is not opened, because closing it would release SQLite's locks on it.
     """
     target = os.path.realpath(path)
     try:
@@ -47,15 +47,16 @@ def private_file(path: Path) -> None:
 
 
 def open_private(path: Path) -> int:
-    """A descriptor of a private file, for reading and writing."""
+    """Open a private file for reading and writing; its descriptor."""
     private_file(path)
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def private_database(path: Path) -> None:
-    """`private_file` for an SQLite file, which passes its mode on to those SQLite makes beside it.
+    """`private_file` for an SQLite database.
 
-    Those that are there already are restricted as well.
+    SQLite gives the mode of the file to those that it creates beside it. Existing ones are
+    restricted as well.
     """
     private_file(path)
     for name in ("-wal", "-shm"):
@@ -63,7 +64,7 @@ def private_database(path: Path) -> None:
 
 
 def _restrict(path: Path) -> None:
-    """Removes other users' rights to a file, if it exists and is ours."""
+    """Remove other users' rights to a file, if it exists and is ours."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.stat().st_mode
         if mode & _OTHERS or not mode & stat.S_IRWXU:
@@ -71,7 +72,7 @@ def _restrict(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a private file atomically and durably."""
+    """Write a private file atomically and durably."""
     import tempfile  # slow to import, and many commands write nothing
 
     fd, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -88,21 +89,22 @@ def write_private(path: Path, text: str) -> None:
 
 
 def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> None:
-    """Creates a folder with mode 0700; refuses one that other users own or may enter.
+    """Create a folder with mode 0700; refuse one that other users own or may enter.
 
-    A folder of ours that others may enter is restricted if it is empty or holds a file that matches
-    `mark`, which shows that it is used for nothing else. `owner` is a further user who may own it.
+    A folder of ours that others may enter is restricted if it is empty, or if it has a file that
+    matches `mark`, because then it is used for nothing else. `owner` is another user who may own
+    it.
     """
     for each in reversed([one for one in (path, *path.parents) if not os.path.lexists(one)]):
         with contextlib.suppress(FileExistsError):
             each.mkdir(mode=0o700)
             each.chmod(0o700)
-    found, ours = path.lstat(), {os.geteuid(), owner}
-    if stat.S_ISLNK(found.st_mode) and found.st_uid in {0, *ours}:
+    found, owners = path.lstat(), {os.geteuid(), owner}
+    if stat.S_ISLNK(found.st_mode) and found.st_uid in {0, *owners}:
         found = path.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise UsageError(f"{path} is no folder; remove it, or choose another folder")
-    if found.st_uid not in ours:
+    if found.st_uid not in owners:
         raise UsageError(
             f"{path} belongs to user {found.st_uid}, who could read and change what is kept there; "
             "choose a folder of your own"
@@ -118,9 +120,9 @@ def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> N
 
 
 def why_untrusted(found: os.stat_result, *, chosen: bool = False) -> str:
-    """Why other users may have written a file, or put files into a folder; "" if none may have.
+    """Why other users may have written a file, or put files into a folder; "" if they cannot.
 
-    `chosen`: its user named it, and thereby trusts its owner.
+    `chosen`: the user named the path, and thereby trusts its owner.
     """
     if found.st_uid not in {0, os.geteuid()} and not chosen:
         return f"belongs to user {found.st_uid}"

@@ -1,11 +1,13 @@
-"""The journal of the Redis contracts: a stream of lines, read by position.
+"""Reads the journal of the Redis contracts: a stream whose entries hold lines, one line an event.
 
-An entry holds the transitions of one script, up to a hundred. Each is a field `e` whose value is a
-line of parts joined by tabs: those of `HEAD`, then others in the contract's own order; empty parts
-at the end may be missing. Where the same happened to many jobs, an entry has a field `s`, the line
-without its first part, and a field `ids`, the job ids joined by tabs. (Older entries have a field
-`i` for each id.) The position of an event, `seq`, is the entry's id and the number of its line:
-`1794788872140-0.3`.
+An entry holds the events of one script, at most a hundred. Each is a field `e` whose value is a
+line: tab-separated columns, first those of `HEAD`, then others in the contract's order. Empty
+columns at the end may be missing. If the same event happened to many jobs, the entry has a field
+`s`, the line without its job id, and a field `ids`, the job ids joined by tabs. (Older entries have
+a field `i` for each id.)
+
+The cursor of an event, its `seq`, is the entry's id and the number of the line in it, such as
+`1794788872140-0.3`. The id of an entry alone is a cursor too.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ HEAD = (
     "worker_id",
     "max_attempts",
 )
-"""The first parts of the lines of every contract."""
+"""The first columns of every contract's lines."""
 
 _LINES_MAX = 100
 _TABS_MIN = 3  # a line has at least job, type, version and time
-_DIGITS_MAX = 19  # of a number that fits into 64 bits
+_DIGITS_MAX = 19  # numbers beyond 64 bits are not ours
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -57,10 +59,7 @@ def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class Lines:
-    """The line format of one queue: the names of the parts, in order.
-
-    `task` is the task of jobs whose lines name none.
-    """
+    """Parses the lines of one queue. `fields` names the columns, `task` is for lines without it."""
 
     def __init__(self, fields: Sequence[str], *, contract: str, queue: str, task: str = "") -> None:
         self._fields = tuple(fields)
@@ -69,7 +68,7 @@ class Lines:
         self._queue = queue
 
     def decode(self, entry: list[Any]) -> list[JournalEvent]:
-        """The events of one stream entry, without values of other programs that are no lines."""
+        """The events of one stream entry; values that are not lines of ours are skipped."""
         entry_id = entry[0].decode()
         return [
             self._event(f"{entry_id}.{number}", line.decode(errors="replace"))
@@ -78,13 +77,13 @@ class Lines:
         ]
 
     def after(self, entries: list[Any], after: str) -> list[JournalEvent]:
-        """The events of some entries that come after a position."""
+        """The events of these entries that come after a cursor."""
         events = [event for entry in entries for event in self.decode(entry)]
         if "." not in after:
             return events
-        for position, event in enumerate(events):
+        for index, event in enumerate(events):
             if event.seq == after:
-                return events[position + 1 :]
+                return events[index + 1 :]
         return events
 
     def _event(self, seq: str, line: str) -> JournalEvent:
@@ -99,16 +98,16 @@ class Lines:
 
 
 class StreamJournal:
-    """Reads a journal stream by position; a position is a stream id, or a line within one."""
+    """Reads a journal stream in pages, each after a cursor."""
 
     def __init__(self, redis: Redis, key: str, lines: Lines) -> None:
         self._redis = redis
         self._key = key
         self._lines = lines
-        self._entry_ended = ""
+        self._entry_end = ""  # a cursor that is known to be the last of its entry
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position, oldest first: about `limit`, since entries come whole."""
+        """Events after a cursor, oldest first: about `limit`, since entries are read whole."""
         entry_id, _, line = after.partition(".")
         start = entry_id if line else f"({entry_id}" if entry_id else "-"
         count = max(1, limit // _LINES_MAX) + (1 if line else 0)
@@ -117,12 +116,12 @@ class StreamJournal:
             events = self._lines.after(entries, after)
             if events or len(entries) < count:
                 return events
-            start = f"({entries[-1][0].decode()}"  # another program wrote all of them
+            start = f"({entries[-1][0].decode()}"  # none of them was ours
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but blocks until there is an event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` "$" means from now on."""
         entry_id, _, line = after.partition(".")
-        if line and after != self._entry_ended and (rest := await self.read(after=after)):
+        if line and after != self._entry_end and (rest := await self.read(after=after)):
             return rest
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
@@ -133,11 +132,11 @@ class StreamJournal:
                 entry_id or "0-0", wait_ms=left_ms,
             )  # fmt: skip
             events = self._lines.after(reply[0][1], "") if reply else []
-            if events:  # entries come whole: nothing of this one is left to read
-                self._entry_ended = events[-1].seq
+            if events:  # entries are read whole, so nothing of the last one is left
+                self._entry_end = events[-1].seq
             if events or not reply or loop.time() >= deadline:
                 return events
-            entry_id = reply[0][1][-1][0].decode()  # another program wrote all of them
+            entry_id = reply[0][1][-1][0].decode()  # none of them was ours
 
     async def last(self) -> str:
         """The id of the newest entry."""
@@ -145,7 +144,7 @@ class StreamJournal:
         return entries[0][0].decode() if entries else ""
 
     def since(self, ts_ms: int) -> str:
-        """The position before everything that happened since then."""
+        """The cursor before all events since then."""
         return f"{ts_ms}-0"
 
     async def close(self) -> None:
@@ -154,5 +153,5 @@ class StreamJournal:
 
 
 def _number(text: str) -> int:
-    """0 for what is no number: a line that another program garbled must not stop the reader."""
+    """0 if it is not a number: a garbled line must not stop the reader."""
     return int(text) if text.isdecimal() and len(text) < _DIGITS_MAX else 0

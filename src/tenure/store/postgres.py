@@ -1,12 +1,12 @@
-"""A small PostgreSQL client for queues: one statement a call, and errors that say what happened.
+"""A small PostgreSQL client for queues: one statement per call, and errors that say what happened.
 
-Every call is a single statement that commits by itself: one round trip. It is never sent again
-from here. An answer that did not come is `ReplyLost`; the caller, whose calls carry ids and fences,
-decides.
+A call is a single statement that commits by itself, in one round trip, and is never sent again
+here. If no answer comes it raises `ReplyLost`; the caller can repeat it, because its calls carry
+ids and fences.
 
-Plans are pinned: a queue's tables change between empty and huge within seconds, faster than
-statistics follow, and every statement of ours wants an index. Just-in-time compilation would cost
-more than the statements.
+The planner's choices are fixed. A queue's tables grow from empty to huge within seconds, faster
+than the statistics follow, and every statement of ours should use an index. Just-in-time
+compilation would take longer than the statements.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _FAULTS = (
     OSError,  # includes TimeoutError
     EOFError,
 )
-# The server is stopping or starting: nothing of the statement was kept.
+# The server is stopping or starting, and did not execute the statement.
 _REFUSES_CALLS = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
-# The values can never be stored: the same call again would end the same way.
+# The values can never be stored, so repeating the call is useless.
 _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 _ENDED = (asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.QueryCanceledError)
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Callback: TypeAlias = Callable[[str], None]
-"""Takes the payload of a notification."""
+"""Receives the payload of a notification."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows of a table, packed for COPY in its binary form."""
+    """Rows of a table, encoded for binary COPY."""
 
     table: str
     columns: Sequence[str]
@@ -64,7 +64,7 @@ class Copied:
 
 
 class Postgres:
-    """A user of one database and schema, for one event loop; all users share the connections."""
+    """A client of one database and schema, for one event loop; clients share a pool."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Postgres:
         self._closed = False
 
     async def fetch(self, statement: str, arguments: Sequence[Any]) -> list[asyncpg.Record]:
-        """Runs one prepared statement and returns its rows."""
+        """Run one prepared statement; returns its rows."""
         async with self.connection() as connection:
             try:
                 rows: list[asyncpg.Record] = await connection.fetch(
@@ -98,18 +98,18 @@ class Postgres:
                 raise self._translated(error, connection) from error
 
     async def script(self, text: str) -> None:
-        """Runs statements without parameters, in the transaction that they open themselves."""
+        """Run statements without parameters, in the transaction that they open themselves."""
         async with self.connection() as connection:
             try:
                 await connection.execute(text)
             except _FAULTS as error:
-                with contextlib.suppress(*_FAULTS):  # others use the connection after this
+                with contextlib.suppress(*_FAULTS):  # the connection goes back to the pool
                     await connection.execute("ROLLBACK")
                 raise self._translated(error, connection) from error
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """A transaction of several calls; any error rolls it back."""
+        """A transaction for several calls; any error rolls it back."""
         async with self.connection() as connection:
             try:
                 async with connection.transaction():
@@ -118,10 +118,10 @@ class Postgres:
                 raise self._translated(error, connection) from error
 
     async def copy(self, connection: Connection, rows: Copied) -> None:
-        """Puts rows into a table by COPY, within a transaction."""
+        """Insert rows by COPY, within a transaction."""
 
         async def chunks() -> AsyncIterator[bytes]:
-            # Small enough that the server begins before the last of them is sent.
+            # In chunks, so that the server begins before the last one is sent.
             for at in range(0, len(rows.rows), _CHUNK_BYTES):
                 yield rows.rows[at : at + _CHUNK_BYTES]
 
@@ -134,23 +134,23 @@ class Postgres:
         )
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection for the caller alone; one that broke is not used again."""
+        """A connection for the caller alone; a broken one is not used again."""
         return self._shared_pool().connection()
 
     async def listen(self, channel: str, callback: Callback) -> bool:
-        """Calls `callback` for every notification; True when one may have been missed until now."""
+        """Call `callback` for every notification; True if one may have been missed before."""
         try:
             return await self._shared_pool().listen(channel, callback)
         except (StoreError, *_FAULTS):
-            return False  # whoever waits polls now and then
+            return False  # callers poll as well
 
     def ignore(self, callback: Callback) -> None:
-        """No longer calls `callback`."""
+        """No longer call `callback`."""
         if self._pool is not None:
             self._pool.ignore(callback)
 
     async def close(self) -> None:
-        """Stops using the pool; its last user closes the connections."""
+        """Stop using the pool; the last client closes its connections."""
         self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -158,7 +158,7 @@ class Postgres:
 
     def _shared_pool(self) -> Pool:
         if self._closed:
-            raise StoreUnreachable(f"PostgreSQL at {_place(self.url)}: closed by this program")
+            raise StoreUnreachable(f"PostgreSQL at {_address(self.url)}: closed by this program")
         if self._pool is None:
             key = (self.url, *self._settings.items(), self._connections_max)
             self._pool = shared_pool(key, lambda: Pool(self._connect, self._connections_max))
@@ -173,35 +173,35 @@ class Postgres:
             )
         except _FAULTS as error:
             raise StoreUnreachable(
-                f"PostgreSQL at {_place(self.url)} cannot be reached: {error or type(error)}"
+                f"PostgreSQL at {_address(self.url)} cannot be reached: {error or type(error)}"
             ) from error
 
     def _translated(self, error: BaseException, connection: Connection) -> StoreError | UsageError:
-        place = _place(self.url)
+        address = _address(self.url)
         if isinstance(error, asyncpg.PostgresError):
-            error.detail = None  # the contents of the row, which belong in no log
+            error.detail = None  # it has the contents of the row, which must not be logged
         if isinstance(error, _REFUSES_CALLS):
-            return StoreUnreachable(f"PostgreSQL at {place} takes no calls now: {error}")
+            return StoreUnreachable(f"PostgreSQL at {address} takes no calls now: {error}")
         if isinstance(error, _ENDED):
             connection.terminate()
-            return ReplyLost(f"PostgreSQL at {place} ended the call: {error}")
+            return ReplyLost(f"PostgreSQL at {address} ended the call: {error}")
         if isinstance(error, TimeoutError):
             connection.terminate()
-            return ReplyLost(f"PostgreSQL at {place} did not answer in {CALL_TIMEOUT_S:.0f} s")
+            return ReplyLost(f"PostgreSQL at {address} did not answer in {CALL_TIMEOUT_S:.0f} s")
         if isinstance(error, _UNSTORABLE):
-            return UsageError(f"PostgreSQL at {place} cannot store this: {error}", reply=error)
+            return UsageError(f"PostgreSQL at {address} cannot store this: {error}", reply=error)
         refused = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
         if refused and not connection.is_closed():
-            return ServerError(f"PostgreSQL at {place} refused: {error}", reply=error)
-        return ReplyLost(f"the connection to PostgreSQL at {place} broke: {error}")
+            return ServerError(f"PostgreSQL at {address} refused: {error}", reply=error)
+        return ReplyLost(f"the connection to PostgreSQL at {address} broke: {error}")
 
 
 def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `asyncpg.connect` for a URL with libpq's options, as libpq reads them.
 
     `host` and `port` of the query replace those of the address, `application_name` replaces ours,
-    `connect_timeout` is in seconds. TLS options, `options` and names of server settings reach the
-    driver as they are. `settings` are what the statements rely on and override all others.
+    `connect_timeout` is in seconds. TLS options, `options` and names of server settings are passed
+    to the driver. `settings` are those that the statements rely on; they override all others.
 
     >>> made = connect_arguments("postgresql://u@h/db?host=/run/pg&sslmode=verify-full", {})
     >>> made["host"], made["dsn"]
@@ -225,7 +225,7 @@ def connect_arguments(url: str, settings: Mapping[str, str]) -> dict[str, Any]:
     return made
 
 
-def _place(url: str) -> str:
+def _address(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.hostname or 'its socket'}:{parts.port or 5432}{parts.path}"
 
@@ -233,9 +233,9 @@ def _place(url: str) -> str:
 class Pool:
     """The connections of one event loop with the same settings to the same database.
 
-    They are opened when needed, up to a limit, and closed when idle for a while. asyncpg's pool
-    resets a connection after each use, which is a second round trip, and needs one more connection
-    for LISTEN; here notifications arrive on a pooled one, between the statements of others.
+    They are opened when needed, up to a limit, and closed when idle for a while. asyncpg's own pool
+    resets a connection after each use, which is a second round trip, and needs another connection
+    for LISTEN. Here notifications arrive on a pooled connection, between other statements.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], connections_max: int) -> None:
@@ -244,7 +244,7 @@ class Pool:
         self._idle: list[tuple[Connection, float]] = []
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
-        self._listening: dict[str, Connection] = {}
+        self._listeners: dict[str, Connection] = {}
         self._callbacks: dict[Callback, set[str]] = {}
         self._listen_lock = asyncio.Lock()
         self._closed = False
@@ -253,7 +253,7 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for the caller alone; one that broke is not used again."""
+        """A connection for the caller alone; a broken one is not used again."""
         async with self._slots:
             connection = await self._take()
             healthy = False
@@ -272,25 +272,25 @@ class Pool:
                     connection.terminate()
 
     async def listen(self, channel: str, callback: Callback) -> bool:
-        """Calls `callback` for every notification of a channel; True when one may have been missed
-        until now."""
+        """Call `callback` for every notification of a channel; True if one may have been missed
+        before."""
         async with self._listen_lock:
             channels = self._callbacks.setdefault(callback, set())
-            known, listening = channel in channels, self._listening.get(channel)
+            is_known, listener = channel in channels, self._listeners.get(channel)
             channels.add(channel)
-            if listening is not None and not listening.is_closed():
-                return not known
+            if listener is not None and not listener.is_closed():
+                return not is_known
             async with self.connection() as connection:
-                await connection.add_listener(channel, self._notified)
-                self._listening[channel] = connection
+                await connection.add_listener(channel, self._notify)
+                self._listeners[channel] = connection
             return True
 
     def ignore(self, callback: Callback) -> None:
-        """No longer calls `callback`."""
+        """No longer call `callback`."""
         self._callbacks.pop(callback, None)
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -307,12 +307,12 @@ class Pool:
         return await self._connect()
 
     def _close_idle(self) -> None:
-        """Closes connections that were idle for a while, except those that listen."""
+        """Close connections that were idle for a while, except those that listen."""
         self._sweep, now = None, self._loop.time()
-        listening = list(self._listening.values()) if self._callbacks else []
+        listeners = list(self._listeners.values()) if self._callbacks else []
         kept: list[tuple[Connection, float]] = []
         for connection, used in self._idle:
-            if now - used < IDLE_S or connection in listening:
+            if now - used < IDLE_S or connection in listeners:
                 kept.append((connection, used))
             else:
                 connection.terminate()
@@ -320,7 +320,7 @@ class Pool:
         if kept:
             self._sweep = self._loop.call_later(IDLE_S, self._close_idle)
 
-    def _notified(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+    def _notify(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         for callback, channels in list(self._callbacks.items()):
             if channel in channels:
                 callback(str(payload))
@@ -330,7 +330,7 @@ _pools: dict[Hashable, Pool] = {}
 
 
 def shared_pool(key: Hashable, make: Callable[[], Pool]) -> Pool:
-    """The pool of this event loop for a key, made for its first user."""
+    """The pool of this event loop for a key; the first call creates it."""
     whole = (asyncio.get_running_loop(), key)
     pool = _pools.get(whole)
     if pool is None:
@@ -341,8 +341,8 @@ def shared_pool(key: Hashable, make: Callable[[], Pool]) -> Pool:
 
 
 async def release_pool(pool: Pool) -> None:
-    """One user fewer; the last one closes the connections."""
+    """Stop using a pool; the last user closes its connections."""
     pool.users -= 1
     if pool.users == 0:
-        _pools.pop(pool.key, None)  # by key: other threads add and remove theirs meanwhile
+        _pools.pop(pool.key, None)  # by key: other threads change the dict too
         await pool.close()

@@ -1,12 +1,12 @@
 """The Redis client: one pipelined connection that reconnects and never resends by itself.
 
-It puts a hiredis parser directly behind the transport, because redis-py spends most of a worker's
+It feeds the bytes of the transport to a hiredis parser, because redis-py spends most of a worker's
 time in Python between the socket and the caller. Concurrent callers share one connection and,
 within one turn of the event loop, one write.
 
-A call fails in one of three ways: the server answered with an error (ServerError), the command was
-not sent (StoreUnreachable), or it was sent and no answer came (ReplyLost: it may have been
-executed). The next call after a loss reconnects.
+A call fails in one of three ways. ServerError: the server answered with an error. StoreUnreachable:
+the command was not sent. ReplyLost: it was sent and not answered, and may have been executed. The
+next call after a lost connection reconnects.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _RECEIVE_BYTES = 1 << 18
 class Redis:
     """A client for one event loop. Replies are raw: bytes, int, list, None.
 
-    Commands that change the connection itself or answer more than once (SUBSCRIBE, MONITOR, SELECT,
-    CLIENT REPLY) do not belong here; blocking commands belong into `block`.
+    It does not support commands that change the connection or answer more than once (SUBSCRIBE,
+    MONITOR, SELECT, CLIENT REPLY). Blocking commands go through `block`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Redis:
         return f"Redis({self._address.label!r})"
 
     async def call(self, *args: Arg) -> Any:
-        """One command and its reply; calls made at the same time travel together."""
+        """Send one command; calls made at the same time share one write."""
         packed = encode(args)
         connection = self._main
         if connection is None or connection.lost or self._loop is not asyncio.get_running_loop():
@@ -84,7 +84,7 @@ class Redis:
             raise
 
     async def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Many commands in one write; a ServerError stands as a value in its command's place."""
+        """Send many commands in one write; an error reply is a value in the list of replies."""
         packed = [encode(command) for command in commands]
         if not packed:
             return []
@@ -95,7 +95,7 @@ class Redis:
         return replies
 
     async def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
-        """Runs a script by its hash, by its source where the server does not hold it yet."""
+        """Run a script by its hash or, if the server does not have it yet, by its source."""
         _check_keys(script, keys)
         try:
             try:
@@ -111,34 +111,34 @@ class Redis:
             raise
 
     async def _name_keys(self, error: ServerError, keys: Sequence[Arg]) -> None:
-        """Adds to a WRONGTYPE the types of the call's keys, which Redis does not tell.
+        """Add the types of the call's keys to a WRONGTYPE error, which does not name them.
 
-        A script may have failed on a key that it built itself; then all of these are right.
+        A script may have failed on a key that it built itself; then these types are right.
         """
         try:
             types = await self.pipeline([("TYPE", key) for key in keys])
         except StoreError:
             return
-        there = [
-            f"{_shown(key)} is a {word.decode()}"
-            for key, word in zip(keys, types, strict=True)
-            if isinstance(word, bytes) and word != b"none"
+        types_found = [
+            f"{_text(key)} is a {kind.decode()}"
+            for key, kind in zip(keys, types, strict=True)
+            if isinstance(kind, bytes) and kind != b"none"
         ]
-        error.named = f"a key holds a value of the wrong type: {', '.join(there)}"
-        error.args = (f"{error.args[0]}: {', '.join(there)}",)
+        error.named = f"a key holds a value of the wrong type: {', '.join(types_found)}"
+        error.args = (f"{error.args[0]}: {', '.join(types_found)}",)
 
     async def load(self, scripts: Iterable[Script]) -> None:
-        """Loads scripts into the server before they are needed.
+        """Load scripts into the server before they are needed.
 
-        `run` works without it, so a refusal is no error: this user may not be allowed to.
+        `run` works without it, so it is no error if this user may not load scripts.
         """
         await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
 
     async def block(self, *args: Arg, wait_ms: int) -> Any:
-        """A blocking command on a connection of its own; None when the server's wait ran out.
+        """Send a blocking command on a connection of its own; None if it timed out.
 
-        `wait_ms` repeats, for our own timer, the command's timeout. Cancelling the caller drops the
-        connection, so that nobody else gets a late reply.
+        `wait_ms` is the command's own timeout, for our timer. Cancelling the caller closes the
+        connection, so that no other caller gets the late reply.
         """
         (reply,) = await self._blocked([encode(args)], wait_ms)
         return _checked(reply, command_name(args))
@@ -152,11 +152,11 @@ class Redis:
         *,
         wait_ms: int,
     ) -> Any:
-        """Runs a script as soon as a blocking command ends, and returns the script's reply.
+        """Run a script as soon as a blocking command ends; returns the script's reply.
 
-        Both leave in one write, and the server reads the script when the blocking command is over:
-        one round trip where `block` and `run` take two. The script also runs after a blocking
-        command that failed.
+        Both are sent in one write, and the server reads the second when the first has ended: one
+        round trip, where `block` and `run` take two. The script also runs if the blocking command
+        fails.
         """
         _check_keys(script, keys)
         by_sha = encode(("EVALSHA", script.sha, script.keys, *keys, *args))
@@ -167,7 +167,7 @@ class Redis:
         return _checked(reply, script.name)
 
     async def _blocked(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
-        """The replies to commands, of which the first blocks; errors stand as values."""
+        """The replies to commands, of which the first blocks; errors are values."""
         connection = await self._blocking_connection()
         connection.timeout_ms = wait_ms + self._timeout_ms
         try:
@@ -185,7 +185,7 @@ class Redis:
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def close(self) -> None:
-        """Ends all connections; calls still waiting fail. A closed client stays closed."""
+        """Close all connections; pending calls fail. A closed client cannot be used again."""
         self._closed = True
         await self._connector.cancel()
         connections = [*self._blocking, *([self._main] if self._main else [])]
@@ -235,7 +235,7 @@ class Redis:
             )
 
 
-def _shown(key: Arg) -> str:
+def _text(key: Arg) -> str:
     return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
 
 
@@ -248,7 +248,7 @@ def _check_keys(script: Script, keys: Sequence[str | bytes]) -> None:
 
 
 def _checked(reply: Any, operation: str) -> Any:
-    """The reply, or the error that stands in its place."""
+    """The reply; raises it if it is an error."""
     if isinstance(reply, ServerError):
         reply.operation = reply.operation or operation
     if isinstance(reply, StoreError):
@@ -259,8 +259,8 @@ def _checked(reply: Any, operation: str) -> Any:
 class BulkRedis:
     """A blocking client for reading long streams in a process without an event loop.
 
-    The socket is read directly into the parser, and the next page is requested before the last one
-    is returned, so that the server works while the reader converts. For one thread.
+    It requests the next page before it returns the last one, so that the server works while the
+    caller does. For one thread.
     """
 
     def __init__(self, url: str, *, name: str = "tenure-bulk", timeout_s: float = 60.0) -> None:
@@ -296,7 +296,7 @@ class BulkRedis:
         self.close()
 
     def call(self, *args: Arg) -> Any:
-        """One command and its reply; an error reply is raised."""
+        """Send one command; an error reply is raised."""
         self._send(encode(args))
         return _checked(self._reply(), command_name(args))
 
@@ -316,23 +316,23 @@ class BulkRedis:
                 return
 
     def send_all(self, packed: list[bytes]) -> list[Any]:
-        """Encoded commands in one write; their replies, of which the first error is raised."""
+        """Send encoded commands in one write; returns the replies, or raises the first error."""
         self._send(b"".join(packed))
         return [_checked(self._reply(), "pipeline") for _ in packed]
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def _send(self, packed: bytes) -> None:
         try:
             self._socket.sendall(packed)
         except OSError as error:
-            # A part of it may have been sent, and the server may have executed that.
+            # Some commands may have been sent, and the server may have executed them.
             raise ReplyLost(f"{self._label}: the connection broke: {error}") from error
 
     def _reply(self) -> Any:
-        """The next reply; an error reply stands as a value."""
+        """The next reply; an error reply is a value."""
         try:
             reply = self._reader.gets()
             while reply is MORE:

@@ -1,4 +1,4 @@
-"""The parts below the Redis client: URLs, the wire format, one connection, and reconnecting."""
+"""What the Redis client is built on: URLs, the wire format, one connection, and reconnecting."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RedisAddress:
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Reads a Redis URL; whatever is wrong raises UsageError without repeating the password.
+    """Parse a Redis URL; raises UsageError, whose message never contains the password.
 
     redis://[user[:password]@]host[:port][/db]
     rediss://...?cafile=ca.pem&certfile=client.pem&keyfile=client.key      (TLS)
@@ -87,7 +87,7 @@ def parse_address(url: str) -> RedisAddress:
         )
         port = parts.port
     except ValueError:
-        # The parser's message may quote the password, so it is not passed on.
+        # The parser's message may contain the password.
         raise UsageError(f"this Redis URL cannot be read; expected {_FORMS}") from None
     scheme, in_path = parts.scheme, parts.path.strip("/")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
@@ -141,7 +141,7 @@ Arg = bytes | str | int | float
 MORE: Final = object()
 """What a parser from `reply_reader` returns when it needs more bytes."""
 
-# Such a server has executed nothing, so it counts as unreachable.
+# A server that answers with one of these has executed nothing, so it counts as unreachable.
 _NOT_READY = {
     "LOADING": "it is still loading its data",
     "MASTERDOWN": "it is a replica that lost its primary",
@@ -149,7 +149,7 @@ _NOT_READY = {
     "READONLY": "it is a read-only replica, and the URL must name the primary",
     "UNBLOCKED": "it became a replica while a command waited",
 }
-# Servers before Redis 7 put the error of a script's command behind words of their own.
+# Servers before Redis 7 put a prefix before the error of a command in a script.
 _IN_SCRIPT = re.compile(r"^ERR Error .*-(READONLY|MASTERDOWN|CLUSTERDOWN) ")
 _REMEDIES = {
     "WRONGTYPE": "another program wrote a value of another type under a key of this queue",
@@ -167,7 +167,7 @@ _REMEDIES = {
 def encode(args: Sequence[Arg]) -> bytes:
     """One command as bytes; None, bool and nested values raise UsageError."""
     if not args:
-        # Redis does not answer an empty command, so it would shift every later reply by one.
+        # Redis does not answer an empty command, so all later replies would be shifted by one.
         raise UsageError("an empty Redis command; expected its name and arguments")
     try:
         packed: bytes = hiredis.pack_command(tuple(args))  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def encode(args: Sequence[Arg]) -> bytes:
 
 
 def command_name(args: Sequence[Arg]) -> str:
-    """The command's name, for messages; never its arguments, which may be secret."""
+    """The command's name for messages, without its arguments, which may be secret."""
     name = args[0] if args else ""
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
@@ -191,7 +191,7 @@ def reply_reader() -> hiredis.Reader:
 
 
 def error_from_reply(text: str) -> StoreError:
-    """The error for an error reply; one that an operator can cure says how."""
+    """The error for an error reply; its message says what an operator can do about it."""
     word = text.partition(" ")[0]
     if word == "ERR" and (inner := _IN_SCRIPT.match(text)):
         word = inner[1]
@@ -204,7 +204,7 @@ def error_from_reply(text: str) -> StoreError:
 
 
 def is_no_script(error: ServerError) -> bool:
-    """Whether the server does not hold the script, so that nothing was executed."""
+    """Whether the server does not have the script. Then nothing was executed."""
     return isinstance(error.reply, str) and error.reply.startswith("NOSCRIPT")
 
 
@@ -216,13 +216,13 @@ def is_wrong_type(error: ServerError) -> bool:
 # -- one connection --------------------------------------------------------------------------------
 
 _WRITE_BUFFER_MAX = 1 << 20
-# A long reply may still be arriving, or the event loop was blocked and has not read what arrived:
-# a reply is overdue when no bytes at all came between two checks.
+# A long reply may still be arriving, or the event loop was blocked and has not read it yet. So a
+# reply is overdue only if no bytes arrived between two checks.
 _SECOND_CHECK_S = 0.25
 
 
 class _Pipeline:
-    """A pipeline's entry in the reply queue: collects its replies; errors stay values."""
+    """A pipeline's entry in the reply queue: collects its replies; errors are values."""
 
     __slots__ = ("future", "missing", "replies")
 
@@ -239,15 +239,15 @@ class _Pipeline:
 
 
 class Connection(asyncio.Protocol):
-    """An open connection: commands go out in order, replies come back in order.
+    """An open connection: commands are sent in order, replies come back in order.
 
-    Commands of one turn of the event loop leave in one write. A caller that was cancelled keeps its
-    entry in the reply queue, so that its reply is dropped in order.
+    Commands of one turn of the event loop are sent in one write. A cancelled caller keeps its place
+    in the reply queue, so that its reply is dropped and not given to the next caller.
 
-    A connection fails as a whole, once and for all (`lost`). A command that was handed to the
-    socket may have been executed and fails with ReplyLost; one that was not fails with
-    StoreUnreachable. Nothing is sent twice. A server that answers that it is not ready or not the
-    primary is dropped (`not_ready`): its name may lead to another server by the next connection.
+    A connection fails as a whole and for good (`lost`). A command that was written to the socket
+    may have been executed, and fails with ReplyLost; others fail with StoreUnreachable. Nothing is
+    sent twice. If a server answers that it is not ready or not the primary, the connection is
+    closed (`not_ready`), because its name may resolve to another server the next time.
     """
 
     def __init__(self, label: str, timeout_ms: int) -> None:
@@ -270,21 +270,21 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Queues one encoded command; the future carries its reply, or raises its error."""
+        """Queue one encoded command; the future has its reply or its error."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._queue(packed)
         self._waiting.append(future)
         return future
 
     def send_many(self, packed: Sequence[bytes]) -> asyncio.Future[list[Any]]:
-        """Queues commands that leave in one write; an error reply stands as a value."""
+        """Queue commands for one write; an error reply is a value."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._queue(b"".join(packed))
         self._waiting.extend([_Pipeline(future, len(packed))] * len(packed))
         return future
 
     def drop(self, reason: str) -> None:
-        """Ends the connection now; every waiting call fails."""
+        """Close the connection now; every pending call fails."""
         if self._transport is not None:
             self._transport.abort()
         self._fail(reason)
@@ -318,7 +318,7 @@ class Connection(asyncio.Protocol):
             deadlines.popleft()
 
     def _check_overdue(self) -> None:
-        """Fails the connection when the oldest write is overdue and no bytes arrive."""
+        """Fail the connection if the oldest write is overdue and no bytes arrive."""
         self._timer = None
         self._forget_answered()
         if not self._deadlines or self.lost:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
         transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_MAX)
         self._transport = transport
-        if self.lost:  # given up while it was being opened
+        if self.lost:  # dropped while it was being opened
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -360,10 +360,10 @@ class Connection(asyncio.Protocol):
         except hiredis.ProtocolError as error:
             self.drop(f"it does not speak the Redis protocol ({error})")
         except IndexError:
-            self.drop(f"it sent something that nobody asked for ({reply!r:.200})")
+            self.drop(f"it sent a reply without a command ({reply!r:.200})")
 
     def pause_writing(self) -> None:
-        # Commands queued from here on stay in the outbox, where they are known not to be sent.
+        # From now on commands stay in the outbox, so we know that they were not sent.
         self._paused = True
 
     def resume_writing(self) -> None:
@@ -415,8 +415,8 @@ _FORGET_FAILURES_S = 3.0
 class Connector:
     """Opens connections to one address, with exponential backoff and jitter after failures.
 
-    The first attempt after a loss is immediate. A connection that was dropped because its server
-    was not ready counts as a failure too.
+    The first attempt after a lost connection is immediate. A connection that was closed because its
+    server was not ready counts as a failure too.
     """
 
     def __init__(
@@ -431,13 +431,13 @@ class Connector:
         self._shared: asyncio.Task[Connection] | None = None
 
     async def connect_shared(self) -> Connection:
-        """A new connection; callers that come while one is being opened get that same one."""
+        """A new connection; callers that come while it is being opened get the same one."""
         if self._shared is None:
             self._shared = asyncio.create_task(self.connect())
             self._shared.add_done_callback(self._shared_is_done)
         attempt = self._shared
         try:
-            # Shielded: one caller that gives up does not take the attempt away from the others.
+            # Shielded, so that a cancelled caller does not cancel the attempt for the others.
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
@@ -446,7 +446,7 @@ class Connector:
             raise
 
     async def connect(self) -> Connection:
-        """A new connection of the caller's own."""
+        """A new connection for the caller alone."""
         await asyncio.sleep(max(0.0, self._not_before_s - asyncio.get_running_loop().time()))
         try:
             return await self._attempt()
@@ -455,7 +455,7 @@ class Connector:
             raise
 
     def back_off(self) -> None:
-        """The last connection was of no use: wait before the next one, and longer each time."""
+        """The last connection failed: wait before the next one, longer each time."""
         now = asyncio.get_running_loop().time()
         if now - self._not_before_s > _FORGET_FAILURES_S:
             self._failures = 0
@@ -464,7 +464,7 @@ class Connector:
         self._not_before_s = now + pause_ms * random.uniform(0.5, 1.0) / 1000
 
     async def cancel(self) -> None:
-        """Gives up a shared attempt; its callers get StoreUnreachable."""
+        """Cancel a shared attempt; its callers get StoreUnreachable."""
         task = self._shared
         if task is not None:
             task.cancel()
@@ -506,21 +506,21 @@ class Connector:
         try:
             replies = await connection.send_many([encode(command) for command in commands])
         except StoreError as error:
-            # Nothing that matters was sent yet, so for the caller this is "could not connect".
+            # Only the greeting was sent, so for the caller this is "could not connect".
             raise StoreUnreachable(f"{error}".partition(";")[0]) from None
         for command, reply in zip(commands, replies, strict=True):
             check_greeting(self._address.label, str(command[0]), reply)
 
 
 def check_greeting(label: str, command: str, reply: Any) -> None:
-    """Raises the error reply to a command of `RedisAddress.greeting`, if it matters."""
+    """Raise the error reply to a command of `RedisAddress.greeting`, unless it is harmless."""
     if isinstance(reply, StoreUnreachable):
         raise StoreUnreachable(f"{label}: {reply}", operation=command, reply=reply.reply)
     if not isinstance(reply, ServerError):
         return
     text = str(reply.reply)
     if command == "AUTH":
-        # An old server quotes the arguments of a command that it refuses: keep the first word.
+        # Old servers quote the arguments of a command that they refuse: keep the first word only.
         word = text.partition(" ")[0]
         raise ServerError(
             f"{label}: the server refused the user and password of the URL ({word})",

@@ -1,20 +1,33 @@
-"""What the contracts on Redis share: opening, batches, refusals, verdicts, quarantine, reading."""
+"""What the contracts on Redis share: opening a queue, batches, verdicts, claims, reading, a ledger.
+
+A contract's `queue.py` adds its scripts to this, and its `ledger.py` extends `RedisLedger`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from tenure.core.errors import LeaseLost, ServerError, UsageError
-from tenure.core.job import JobEvent, NewJob, Submitted
+from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Failure, Retried, Verdict
+from tenure.core.outcome import Failure
 from tenure.core.registry import QueueUrl
-from tenure.core.seam import READ_STEP, Quarantined, Query
+from tenure.core.seam import (
+    PAGE_BYTES,
+    READ_STEP,
+    Page,
+    Quarantined,
+    Query,
+    WorkerBeat,
+    weight,
+)
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.resend import part
@@ -26,14 +39,11 @@ INDEX_STEP = 200
 
 _ERROR_CODE_MAX = 80
 _NUMBER_MAX = 10**15
-_QUARANTINED_MAX = 1_000  # for a queue whose records nobody takes: the latest are kept
+_QUARANTINED_MAX = 1_000  # where no worker calls `take`, the latest are kept
+_HELD_MAX = 100_000
+# One call of `find` reads no more jobs than this. Jobs of a rare state are found page by page.
+_SCAN_MAX = 5_000
 _WORKER_ID_UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
-_VERDICTS: dict[bytes, Verdict] = {
-    b"complete": COMPLETED,
-    b"bury": BURIED,
-    b"release": RELEASED,
-    b"cancel": CANCELLED,
-}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,7 +59,7 @@ def open_redis(url: QueueUrl, options: type[Options], example: str) -> tuple[Red
 
 
 def safe_worker_id(worker_id: str) -> str:
-    """A worker id that scripts may put between blanks or inside JSON; made up if there is none."""
+    """A worker id that scripts can write between blanks or inside JSON; random if there is none."""
     return _WORKER_ID_UNSAFE.sub("-", worker_id) or f"anon-{secrets.token_hex(6)}"
 
 
@@ -59,7 +69,7 @@ def safe_worker_id(worker_id: str) -> str:
 async def in_batches(
     items: Sequence[T], send: Callable[[Sequence[T]], Awaitable[Iterable[R]]], size: int = BATCH_MAX
 ) -> list[R]:
-    """The answers to all items, in order; `send` answers one batch."""
+    """Send the items in batches; the answers to all of them, in order."""
     answers: list[R] = []
     for start in range(0, len(items), size):
         answers += await part(start, send(items[start : start + size]))
@@ -71,7 +81,7 @@ async def submit_valid(
     encode: Callable[[NewJob], T],
     send: Callable[[Sequence[T]], Awaitable[Iterable[Submitted]]],
 ) -> list[Submitted]:
-    """Send the jobs that `encode` accepts; the answers of all, in order."""
+    """Send the jobs that `encode` accepts; the answers to all jobs, in order."""
     answers: list[Submitted | None] = []
     encoded: list[T] = []
     for job in jobs:
@@ -85,7 +95,7 @@ async def submit_valid(
 
 
 def check_reports(reports: Iterable[Report], reserved: Iterable[str], contract: str) -> None:
-    """Refuse event types that followers take for the job's state."""
+    """Refuse event types that followers read as a state of the job."""
     for report in reports:
         if report.type in reserved:
             raise UsageError(
@@ -102,13 +112,8 @@ def extended(lease: Lease, until_ms: int, cancel: int, lease_ms: int) -> Lease:
     )
 
 
-def verdict_of(kind: bytes, due_ms: int = 0) -> Verdict:
-    """The settle script's verdict, except `lost`, whose reason is the contract's."""
-    return Retried(due_ms) if kind == b"retry" else _VERDICTS[kind]
-
-
 def error_code(failure: Failure | None) -> str:
-    """The code as the journal takes it: one short word without separators."""
+    """The code as the journal stores it: one short word without separators."""
     return "" if failure is None else "".join(failure.code.split())[:_ERROR_CODE_MAX]
 
 
@@ -124,21 +129,75 @@ class Quarantine:
         del self._records[:-_QUARANTINED_MAX]
 
     def take(self) -> list[Quarantined]:
-        """What was added since the last call."""
+        """The records added since the last call."""
         taken, self._records = self._records, []
         return taken
+
+
+class ClaimTracker:
+    """The leases that one instance of a queue knows it holds, and the numbers of its claims.
+
+    The server may execute a claim whose answer is then lost. The next claim says so and lists the
+    leases that the instance knows of, and its script recovers the others. Claims take turns,
+    because a second claim would not know which leases the first one is about to take. `blocks` is
+    set while a claim waits for the first job of an empty queue.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.number = 0
+        self.blocks = False
+        self._turn: asyncio.Future[None] | None = None
+        self._held: dict[str, None] = {}
+        self._answer_lost = False
+
+    async def take_turn(self, deadline_s: float = float("inf")) -> bool:
+        """Wait until no other claim is under way; False if one still blocks at the deadline."""
+        loop = asyncio.get_running_loop()
+        while self._turn is not None:
+            timeout_s = deadline_s - loop.time() if self.blocks else None
+            done, _ = await asyncio.wait([self._turn], timeout=timeout_s)
+            if not done:
+                return False
+        self._turn = loop.create_future()
+        return True
+
+    def end_turn(self) -> None:
+        """Let the next claim begin."""
+        if self._turn is not None:
+            self._turn.set_result(None)
+            self._turn = None
+
+    def begin(self) -> tuple[int, Iterable[str]]:
+        """Count one more claim; 1 and the leases held if the last answer was lost, else 0."""
+        recover = self._answer_lost
+        self.number += 1
+        # Set before the call: if anything ends it early, the next claim recovers what it took.
+        self._answer_lost = True
+        return int(recover), tuple(self._held) if recover else ()
+
+    def answered(self, handles: Iterable[str]) -> None:
+        """The claim was answered, and these leases came with it."""
+        self._answer_lost = False
+        self._held.update(dict.fromkeys(handles))
+        while len(self._held) > _HELD_MAX:  # leases that were lost and never settled pile up
+            del self._held[next(iter(self._held))]
+
+    def release(self, handle: str) -> None:
+        """The lease has ended."""
+        self._held.pop(handle, None)
 
 
 # -- reading --------------------------------------------------------------------------------------
 
 
 async def read_all(redis: Redis, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-    """Replies of a pipeline; None for a key of a wrong type, which a script will set aside."""
+    """Replies of a pipeline; None for a key of the wrong type, which a script will quarantine."""
     return [readable(reply) for reply in await redis.pipeline(commands)]
 
 
 def readable(reply: Any) -> Any:
-    """One reply of a pipeline; None for a key of a wrong type."""
+    """One reply of a pipeline; None for a key of the wrong type."""
     if isinstance(reply, ServerError):
         if not is_wrong_type(reply):
             raise reply
@@ -149,7 +208,7 @@ def readable(reply: Any) -> Any:
 async def read_hashes(
     redis: Redis, prefix: str, ids: Sequence[tuple[int, str]]
 ) -> AsyncIterator[tuple[int, str, Any]]:
-    """Time, id and raw reply of each job's hash, in steps that bound what one reply holds."""
+    """Time, id and raw hash of each job, read in steps that bound the size of one reply."""
     for start in range(0, len(ids), READ_STEP):
         step = ids[start : start + READ_STEP]
         flats = await redis.pipeline([("HGETALL", prefix + job_id) for _, job_id in step])
@@ -160,7 +219,8 @@ async def read_hashes(
 async def index_after(redis: Redis, index: str, after: str) -> list[tuple[int, str]]:
     """The next members of a sorted set, highest score first; `after` is the cursor `score:member`.
 
-    Empty only at the end. Many members may share a score, so the cursor names the member too.
+    Fewer than `INDEX_STEP` only at the end. Many members may share a score, so the cursor names the
+    member too.
     """
     if not after:
         return await _ranks(redis, index, 0)
@@ -176,14 +236,14 @@ async def index_after(redis: Redis, index: str, after: str) -> list[tuple[int, s
     )
     if rank is not None and number(own_score) == cursor[0]:
         return await _ranks(redis, index, rank + 1)
-    # The cursor's own member is gone, or it is made up and must not tell where another's job is:
-    # skip by comparing.
+    # The cursor's member was removed. Or a caller invented the cursor, and its rank would tell
+    # where a job of another requester is. So find the position by comparing.
     start: int = higher or 0
     while ranks := await _ranks(redis, index, start):
         start += len(ranks)
         left = [each for each in ranks if each < cursor]
         if left:
-            # A step that begins among equal scores is filled up from where it ends.
+            # Members with equal scores were skipped, so fill this step up from the next one.
             return left + (await _ranks(redis, index, start) if len(left) < INDEX_STEP else [])
     return []
 
@@ -197,7 +257,7 @@ async def _ranks(redis: Redis, index: str, start: int) -> list[tuple[int, str]]:
 def check_query(
     query: Query, states: Sequence[str], cursor: re.Pattern[str], contract: str
 ) -> None:
-    """Refuse states that the contract does not have, and a cursor that no page can have given."""
+    """Refuse states that the contract does not have, and cursors that no page contained."""
     unknown = set(query.states) - set(states)
     if unknown:
         raise UsageError(
@@ -217,7 +277,7 @@ def fields_of(flat: Any) -> dict[str, Any]:
 
 
 def number(raw: bytes | str | None) -> int:
-    """A number that another program may have written carelessly (`1e+15`); 0 for none."""
+    """A number that another program may have written in any format (`1e+15`); 0 for none."""
     try:
         found = float(raw) if raw else 0.0
     except ValueError:
@@ -242,8 +302,13 @@ def event_of(entry_id: bytes, flat: Any) -> JobEvent:
     )
 
 
+def events_of(entries: Iterable[Any] | None) -> list[JobEvent]:
+    """The entries of a job's event stream."""
+    return [event_of(*entry) for entry in entries or ()]
+
+
 def lost(lease: Lease, reason: bytes) -> LeaseLost:
-    """The seam's answer for a lease that is over."""
+    """The seam's answer for a lease that has ended."""
     return LeaseLost(lease.job_id, _text(reason))
 
 
@@ -253,3 +318,100 @@ def _paired(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+def matches(record: JobRecord, query: Query) -> bool:
+    """Whether the job is in one of the states and of the task that the query names."""
+    return (not query.states or record.state in query.states) and (
+        not query.task or record.task == query.task
+    )
+
+
+class RedisLedger(ABC):
+    """The part of a ledger that is the same for every way of storing jobs.
+
+    `prefix` is that of the queue's own keys. In the hash `<prefix>workers`, each worker has a value
+    of items separated by blanks: the time of its last call first, its slots at `_SLOTS_AT`.
+    """
+
+    _SLOTS_AT = 1
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+
+    @abstractmethod
+    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+        """Retry, cancel or remove jobs; one answer per id."""
+
+    async def retry(self, job_ids: Sequence[str]) -> list[str]:
+        """Send finished jobs back; per id "ok", "missing", or why not."""
+        return await self._steer("retry", job_ids)
+
+    async def cancel(self, job_ids: Sequence[str]) -> list[str]:
+        """Per id "ok" (it was waiting), "requested" (its worker will stop it), or why not."""
+        return await self._steer("cancel", job_ids)
+
+    async def remove(self, job_ids: Sequence[str]) -> list[str]:
+        """Delete jobs that are not running; per id "ok", "missing", or why not."""
+        return await self._steer("remove", job_ids)
+
+    async def workers(self) -> list[WorkerBeat]:
+        """Our workers that called lately, including those that found no job."""
+        commands = [("TIME",), ("HGETALL", f"{self._prefix}workers")]
+        clock, flat = await read_all(self._redis, commands)
+        return self._alive(flat, clock_ms(clock))
+
+    async def probe(self) -> None:
+        """Raise `StoreError` if the server accepts no writes."""
+        await self._redis.call("SET", f"{self._prefix}probe", "", "PX", 1)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+    def _alive(self, flat: Any, now_ms: int) -> list[WorkerBeat]:
+        beats = []
+        for worker_id, value in fields_of(flat).items():
+            items = value.split(b" ")
+            slots = number(items[self._SLOTS_AT]) if len(items) > self._SLOTS_AT else 0
+            beats.append(WorkerBeat(worker_id, number(items[0]), slots))
+        return [beat for beat in beats if abs(now_ms - beat.last_ms) < WORKER_ALIVE_MS]
+
+    async def _page(
+        self,
+        query: Query,
+        prefix: str,
+        step_after: Callable[[str], Awaitable[list[tuple[int, str]]]],
+        parse: Callable[[str, Any], JobRecord | None],
+        is_wanted: Callable[[JobRecord], bool],
+    ) -> Page:
+        """The next jobs of an index that match, newest first.
+
+        `step_after` returns times and ids after a cursor, fewer than `INDEX_STEP` only at the end.
+        `prefix` and an id make the key of a hash, and `parse` makes a record of its raw reply.
+
+        The cursor `ms:job_id` names the last job found. If the scan stops at a job that does not
+        match, that job may belong to another requester. So it stops between two milliseconds, and
+        the cursor is `ms:`.
+        """
+        found: list[JobRecord] = []
+        after, scanned, read, last_ms = query.after, 0, 0, -1
+        while True:
+            step = await step_after(after)
+            async for ms, job_id, flat in read_hashes(self._redis, prefix, step):
+                if (scanned >= _SCAN_MAX or read >= PAGE_BYTES) and ms != last_ms:
+                    return Page(found, f"{last_ms}:")
+                after, last_ms = f"{ms}:{job_id}", ms
+                scanned += 1
+                record = parse(job_id, flat) if flat else None
+                read += weight(record) if record else 0
+                if record and is_wanted(record):
+                    found.append(record)
+                    if len(found) >= query.limit or read >= PAGE_BYTES:
+                        return Page(found, after)
+            if len(step) < INDEX_STEP:
+                return Page(found)

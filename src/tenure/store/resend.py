@@ -1,7 +1,7 @@
-"""Sending a call again after its answer was lost, and honest errors for calls of several steps.
+"""Sends a call again after its answer was lost, and raises the right error for calls of many steps.
 
-`StoreUnreachable` promises that nothing was executed. A call that executed one step and then cannot
-reach the store must not raise it: it raises `ReplyLost`.
+`StoreUnreachable` promises that nothing was executed. So a call that has executed one step and then
+cannot reach the store raises `ReplyLost` instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ async def resend(
     ends: type[StoreError] | tuple[()] = (),
     pause_s: Callable[[int], float] | None = None,
 ) -> T:
-    """Makes a call until it is answered; only for calls that may be executed twice.
+    """Make a call until it is answered; only for calls that may be executed twice.
 
-    Gives up after `tries`, after the first failure past `patience_s`, and when a failure is one of
+    It gives up after `tries`, after the first failure past `patience_s`, and on an error of type
     `ends`. Once an answer was lost, every later failure is a `ReplyLost`.
     """
     loop = asyncio.get_running_loop()
@@ -39,8 +39,8 @@ async def resend(
         except TenureError as error:
             if isinstance(error, ReplyLost):
                 lost = lost or error
-            hopeless = isinstance(error, ends) or not isinstance(error, StoreError)
-            if hopeless or attempt == tries or loop.time() > until:
+            is_final = isinstance(error, ends) or not isinstance(error, StoreError)
+            if is_final or attempt == tries or loop.time() > until:
                 if lost is None or isinstance(error, ReplyLost):
                     raise
                 raise ReplyLost(f"{lost}; sent again: {error}") from error
@@ -50,12 +50,12 @@ async def resend(
 
 
 async def submit_surely(queue: Submits, jobs: Sequence[NewJob]) -> list[Submitted]:
-    """Stores jobs that have ids already: submitting one again returns the job that is there."""
+    """Submit jobs that have ids, again if the answer is lost: the second time changes nothing."""
     return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
 
 
 async def part(earlier: object, step: Awaitable[T]) -> T:
-    """One step of a call of several; `earlier` is true when another one was executed."""
+    """One step of a call that has several; `earlier` is true if another step was executed."""
     try:
         return await step
     except StoreUnreachable as error:

@@ -1,8 +1,8 @@
-"""Lua scripts as files: `lua/<operation>-<keys>.lua` in the package that runs them.
+"""Loads Lua scripts from files: `lua/<operation>-<keys>.lua` in the package that runs them.
 
-The number in the name is the number of KEYS. The loader checks it, so that a script and its caller
-cannot drift apart. `-- @include name` on a line of its own is replaced by `lua/include/name.lua` of
-the same package, or of this one for what contracts share; once a script, however often it is named.
+The number in the name is the number of KEYS, which the loader checks. A line `-- @include name` is
+replaced by `lua/include/name.lua` of the same package or, for code that contracts share, of this
+one. An include is inserted once per script, however often it is named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS_INDEX = re.compile(r"\bKEYS\b\s*(?:\[\s*(?P<index>[^\]]*?)\s*\])?")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, its includes expanded; `sha` is what EVALSHA takes."""
+    """A Lua script with its includes expanded; `sha` is its hash for EVALSHA."""
 
     name: str
     keys: int
@@ -38,7 +38,7 @@ class Script:
 
 
 class ScriptFolder(Mapping[str, Script]):
-    """The scripts of a package by operation; each is read when first used, for a quick start."""
+    """The scripts of a package by operation; each is read on first use."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -77,7 +77,7 @@ class ScriptFolder(Mapping[str, Script]):
 
 
 def load_script(path: Traversable, includes: Traversable) -> Script:
-    """One script file, its includes taken from the folder `includes`."""
+    """One script file; its includes are in the folder `includes`."""
     operation, keys = _operation_and_keys(path.name)
     source = _expand(path.read_text(encoding="utf-8"), path.name, includes, (), set())
     used = _keys_used(source, path.name)
@@ -86,13 +86,13 @@ def load_script(path: Traversable, includes: Traversable) -> Script:
             f"{path.name}: its name says {keys} keys, its greatest is KEYS[{used}]; "
             f"name it {operation}-{used}.lua or use every key"
         )
-    # The protocol's name for a script, not a safeguard.
+    # Redis names scripts by SHA-1; it protects nothing.
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name=operation, keys=keys, source=source, sha=sha)
 
 
 def strip_comments(source: str) -> str:
-    """The code of a script, its comments and the contents of its strings removed."""
+    """The code of a script without its comments and the contents of its strings."""
     return _COMMENT_OR_STRING.sub(lambda m: " " if m[0].startswith("--") else '""', source)
 
 
@@ -106,21 +106,21 @@ def _operation_and_keys(name: str) -> tuple[str, int]:
 def _expand(
     text: str, name: str, includes: Traversable, chain: tuple[str, ...], done: set[str]
 ) -> str:
-    """`text` with its includes; `chain` finds cycles, `done` keeps each include single."""
+    """`text` with its includes; `chain` is for finding cycles, `done` has those inserted."""
 
     def included(match: re.Match[str]) -> str:
-        wanted = match["name"]
-        if wanted in chain:
-            raise UsageError(f"{name}: includes in a circle: {' -> '.join((*chain, wanted))}")
-        if wanted in done:
-            return f"-- {wanted} is included above"
-        done.add(wanted)
+        include = match["name"]
+        if include in chain:
+            raise UsageError(f"{name}: includes in a circle: {' -> '.join((*chain, include))}")
+        if include in done:
+            return f"-- {include} is included above"
+        done.add(include)
         for folder in (includes, package_folder("tenure.store", "lua", "include")):
-            path = folder / f"{wanted}.lua"
+            path = folder / f"{include}.lua"
             if path.is_file():
-                part = path.read_text(encoding="utf-8")
-                return _expand(part, name, includes, (*chain, wanted), done)
-        raise UsageError(f"{name}: there is no lua/include/{wanted}.lua to include")
+                body = path.read_text(encoding="utf-8")
+                return _expand(body, name, includes, (*chain, include), done)
+        raise UsageError(f"{name}: there is no lua/include/{include}.lua to include")
 
     return _INCLUDE.sub(included, text)
 

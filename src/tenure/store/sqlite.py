@@ -1,10 +1,9 @@
 """One SQLite file in a process: a writer thread, a reader thread, and a fair lock for writers.
 
-The writer commits everything that waits in one transaction, each step in its own savepoint, so
-that many small writes pay for one sync. Transactions are `BEGIN IMMEDIATE` under a lock that all
-processes of ours share, so nobody sees "database is locked". Reads have their own connection and
-never wait for writes. All users of a file in one process share the threads; a forked process opens
-its own.
+The writer commits all waiting steps in one transaction, each in its own savepoint, so that many
+small writes share one sync. Transactions are `BEGIN IMMEDIATE` under a lock that all our processes
+share, so none of them gets "database is locked". Reads have their own connection and never wait for
+writes. All users of a file in one process share the threads; a forked process starts its own.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from tenure.store.files import open_private, private_database
 
 Step = Callable[[sqlite3.Connection], Any]
 Topics = Callable[[sqlite3.Connection], Sequence[str]]
-"""Takes the list of topics with new work from a transaction that is about to be committed."""
+"""Returns the topics that have new work, from a transaction that is about to be committed."""
 
 NEXT_SUFFIX, LOCK_SUFFIX = "-next", "-lock"
 """Suffixes of the two lock files."""
 
-PIPES_SUFFIX = "-bells"
+PIPES_SUFFIX = "-pipes"
 """Suffix of the folder with the pipes of `file_notifier`."""
 
 _VERSION_MIN = (3, 37, 0)
 _BUSY_MS = 30_000
 _GROUP_MAX = 100
-# A transaction starts no further step after this: other processes wait for the lock.
+# A transaction starts no step after this time, because other processes wait for the lock.
 _HOLD_S = 0.02
 _MTIME_STEP_NS = 20_000_000  # longer than the resolution of a file system's timestamps
 _NOW = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -69,8 +68,9 @@ class FairLock:
     """A first-come lock between processes, for one thread each: `with lock:`.
 
     SQLite's own lock has no order: with four writers one of them may wait for seconds. Here a
-    writer takes the lock on `next`, then the lock itself, then releases `next`; one that just
-    released the lock finds `next` taken. The kernel releases both when a process dies.
+    writer locks `next`, then the lock itself, and then releases `next`. A writer that has just
+    released the lock finds `next` taken by a waiting one. The kernel releases both when a process
+    dies.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,10 +88,10 @@ class FairLock:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def touch(self) -> None:
-        """Writes to the `next` file, for processes that watch it.
+        """Write to the `next` file, for processes that watch it.
 
-        A full disk refuses the byte: watchers poll as well, and a commit that succeeded must not be
-        reported as failed.
+        The write fails on a full disk. It is ignored: watchers poll as well, and the commit has
+        succeeded.
         """
         with contextlib.suppress(OSError):
             os.pwrite(self._next, b"\0", 0)
@@ -103,7 +103,7 @@ class FairLock:
 
 @dataclass(slots=True)
 class _Call:
-    """A step that waits for its thread, and the future of its caller."""
+    """A step to run in a thread, and the future of its caller."""
 
     step: Step
     future: asyncio.Future[Any]
@@ -153,15 +153,15 @@ class SqliteFile:
             thread.start()
 
     async def write(self, step: Step) -> Any:
-        """Runs a step in a transaction; it is committed when this returns."""
+        """Run a step in a transaction; it is committed when this returns."""
         return await self._call(self._writes, step)
 
     async def read(self, step: Step) -> Any:
-        """Runs a step that only reads; it sees everything that was committed before."""
+        """Run a step that only reads; it sees everything committed before."""
         return await self._call(self._reads, step)
 
     def end(self) -> None:
-        """Ends the threads after the calls that wait."""
+        """End the threads after the waiting calls."""
         self._writes.put(None)
         self._reads.put(None)
         for thread in self._threads:
@@ -187,7 +187,7 @@ class SqliteFile:
                 began_ns = time.time_ns()
                 with lock:
                     results, topics = _commit(connection, group, self._topics)
-                # After the commit: a watcher that saw the log grow may have read before it.
+                # After the commit: a watcher that woke when the log grew may have read too early.
                 if self._was_written_since(began_ns):
                     lock.touch()
                 for topic in topics:
@@ -199,14 +199,14 @@ class SqliteFile:
                     connection = None
             for call, value, fault in results:
                 call.resolve(value, fault and self._translated(fault))
-            group = group[len(results) :]  # steps that the transaction had no time for
+            group = group[len(results) :]  # the transaction had no time for these
         if connection is not None:
             connection.close()
         if lock is not None:
             lock.close()
 
     def _was_written_since(self, began_ns: int) -> bool:
-        """Whether a transaction changed anything; one that did not must wake nobody."""
+        """Whether a transaction changed anything; if not, no process is woken."""
         try:
             return self._wal.stat().st_mtime_ns > began_ns - _MTIME_STEP_NS
         except FileNotFoundError:
@@ -244,7 +244,7 @@ class SqliteFile:
 
 
 def _next_group(calls: _Calls) -> list[_Call] | None:
-    """The calls that wait now, at least one; None when the thread shall end."""
+    """All waiting calls, at least one; None if the thread should end."""
     first = calls.get()
     if first is None:
         return None
@@ -264,7 +264,7 @@ def _next_group(calls: _Calls) -> list[_Call] | None:
 def _commit(
     connection: sqlite3.Connection, group: Sequence[_Call], find_topics: Topics
 ) -> tuple[list[_Result], Sequence[str]]:
-    """Runs the steps there is time for, keeps those that succeed, and commits once."""
+    """Run the steps there is time for, keep those that succeed, and commit once."""
     connection.execute("BEGIN IMMEDIATE")
     until = time.monotonic() + _HOLD_S
     results: list[_Result] = []
@@ -316,7 +316,7 @@ def _connect(path: Path, synchronous: str, client: str) -> sqlite3.Connection:
 
 
 def _from_base64(text: str | None) -> bytes | None:
-    """Decodes bytes in a batch, which is JSON."""
+    """An SQL function: batches are JSON, and carry bytes as base64."""
     return None if text is None else base64.b64decode(text)
 
 
@@ -331,13 +331,13 @@ def open_file(
     client: str = "sqlite",
     topics: Topics = lambda _: (),
 ) -> SqliteFile:
-    """The file's threads in this process, started for its first user."""
+    """The file's threads in this process; the first call starts them."""
     with _open_files_lock:
         key = (os.getpid(), path)
         file = _open_files.get(key)
         if file is None:
             file = _open_files[key] = SqliteFile(path, synchronous, prepare, client, topics)
-        elif file.client != client:  # two libraries in one process undo each other's locks
+        elif file.client != client:  # two libraries in one process release each other's locks
             raise UsageError(
                 f"{path.name} is open by the {file.client} client in this process; use one for all"
             )
@@ -346,7 +346,7 @@ def open_file(
 
 
 def close_file(file: SqliteFile) -> None:
-    """Ends the threads when their last user closes."""
+    """Stop using a file; the last user ends its threads."""
     with _open_files_lock:
         file.users -= 1
         if file.users:
@@ -360,10 +360,10 @@ _REFUSALS = ("constraint", "transition:")
 
 
 class LibsqlConnection:
-    """libsql's client as much like `sqlite3.Connection` as the store needs, for `libsql://`.
+    """Wraps libsql's client in the part of `sqlite3.Connection` that the store uses.
 
-    That client has no named parameters, no rows with names and no functions of ours, makes floats
-    of integers above 32 bits, and raises `ValueError` for everything.
+    That client has no named parameters, no rows by name and no custom functions. It turns integers
+    above 32 bits into floats, and raises `ValueError` for every error.
     """
 
     def __init__(self, path: Path, busy_ms: int = _BUSY_MS) -> None:
@@ -378,7 +378,7 @@ class LibsqlConnection:
         self.execute(f"PRAGMA busy_timeout = {busy_ms}")
 
     def execute(self, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> _Rows:
-        """Runs one statement, with parameters by name or by position."""
+        """Run one statement, with parameters by name or by position."""
         named = given if isinstance(given, Mapping) else {}
         numbers = frozenset(name for name, value in named.items() if isinstance(value, int))
         text, names = _positional(statement, numbers)
@@ -404,8 +404,8 @@ class _Rows:
     """The rows of one statement."""
 
     def __init__(self, columns: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> None:
-        places = {name: at for at, name in enumerate(columns)}
-        self._rows = [_NamedRow(places, row) for row in rows]
+        indexes = {name: index for index, name in enumerate(columns)}
+        self._rows = [_NamedRow(indexes, row) for row in rows]
 
     def fetchall(self) -> list[_NamedRow]:
         return self._rows
@@ -420,14 +420,14 @@ class _Rows:
 class _NamedRow:
     """A row that is read by name or by position."""
 
-    __slots__ = ("_places", "_values")
+    __slots__ = ("_indexes", "_values")
 
-    def __init__(self, places: Mapping[str, int], values: Sequence[Any]) -> None:
-        self._places = places
+    def __init__(self, indexes: Mapping[str, int], values: Sequence[Any]) -> None:
+        self._indexes = indexes
         self._values = values
 
     def __getitem__(self, key: int | str) -> Any:
-        return self._values[self._places[key] if isinstance(key, str) else key]
+        return self._values[self._indexes[key] if isinstance(key, str) else key]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
@@ -436,24 +436,24 @@ class _NamedRow:
         return len(self._values)
 
     def keys(self) -> list[str]:
-        return list(self._places)
+        return list(self._indexes)
 
 
 @lru_cache(maxsize=1_000)
 def _positional(statement: str, numbers: frozenset[str]) -> tuple[str, tuple[str, ...]]:
     names: list[str] = []
 
-    def place(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         name = match[1]
         if name not in names:
             names.append(name)
         at = f"?{names.index(name) + 1}"
         return f"CAST({at} AS INTEGER)" if name in numbers else at
 
-    # It has no functions of ours; bytes travel as hex, which it can decode itself.
-    return _NAMED.sub(place, statement).replace("from_base64(", "unhex("), tuple(names)
+    # It has no `from_base64`. Bytes are sent as hex, which it can decode itself.
+    return _NAMED.sub(replace, statement).replace("from_base64(", "unhex("), tuple(names)
 
 
 def in_hex(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """A batch with its bytes as hex, for a client without functions of ours."""
+    """A batch with its bytes as hex, for libsql, which has no custom functions."""
     return [[one.hex() if isinstance(one, bytes) else one for one in row] for row in batch]

@@ -1,8 +1,8 @@
-"""Handlers for the six tasks of the `streams` contract, for `tenure worker tenure.tasks`.
+"""Handlers for the six tasks of the `streams` contract: `tenure worker tenure.tasks`.
 
-`chat`, `plan`, `code`, `embed` and `rag` ask an OpenAI-compatible server; `tool` does what an
-allow-list permits. A task whose setting is missing is either a plainly labelled sample, for a first
-look, or fails at once and names the setting.
+`chat`, `plan`, `code`, `embed` and `rag` call an OpenAI-compatible server. `tool` runs what an
+allow list permits. Without its setting a task either is a labelled sample (`tenure up`) or fails at
+once with the name of the setting.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal
 from tenure.core.retry import RetryPolicy, exponential
+from tenure.samples import SampleFailure
 from tenure.worker.decorator import task
 from tenure.worker.task import Task
 
 if TYPE_CHECKING:
-    from tenure.tasks.model import Running
+    from tenure.tasks.model import RunningJob
 
-__all__ = ["TASKS", "ModelSettings", "SampleFailure", "TaskSettings", "handlers", "real_tasks"]
+__all__ = ["TASKS", "ModelSettings", "TaskSettings", "handlers", "real_tasks"]
 
 TASKS = ("chat", "plan", "code", "tool", "rag", "embed")
 
@@ -41,12 +42,12 @@ _SAMPLE_TEXT = (
     "It shows how tokens arrive as events while a job runs."
 )
 
-Handler = Callable[["Running"], Awaitable[Any]]
+Handler = Callable[["RunningJob"], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """An OpenAI-compatible server. An empty `model` means: the first one it lists."""
+    """An OpenAI-compatible server; an empty `model` means the first one that it lists."""
 
     url: str
     model: str = ""
@@ -57,7 +58,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What the tasks may use; those without their setting do no real work."""
+    """The settings of the tasks; None where there is none."""
 
     model: ModelSettings | None = None
     rag_folder: Path | None = None
@@ -65,7 +66,7 @@ class TaskSettings:
 
 
 def handlers(settings: TaskSettings, *, samples: bool = False) -> list[Task]:
-    """A handler for each of the six tasks, real where the settings allow it."""
+    """A handler for each of the six tasks: a real one if it is configured."""
     real = _real(settings)
     made = []
     for name in TASKS:
@@ -76,17 +77,15 @@ def handlers(settings: TaskSettings, *, samples: bool = False) -> list[Task]:
 
 
 def real_tasks(settings: TaskSettings) -> list[str]:
-    """The tasks that do real work with these settings."""
+    """The tasks that have a real handler with these settings."""
     return [name for name in TASKS if name in _real(settings)]
 
 
 def _real(settings: TaskSettings) -> dict[str, Handler]:
     if settings.model is None and settings.tools_file is None:
         return {}
-    try:
-        from tenure.tasks import model, rag, tools
-    except ImportError:
-        raise UsageError("these tasks need an HTTP client: pip install 'tenure[tasks]'") from None
+    from tenure.tasks import model, rag, tools  # not above: a worker without settings starts faster
+
     made: dict[str, Handler] = {}
     if settings.tools_file is not None:
         made["tool"] = _bound(tools.use_tool, tools.load_tools(settings.tools_file))
@@ -98,15 +97,15 @@ def _real(settings: TaskSettings) -> dict[str, Handler]:
     return made
 
 
-def _bound(handler: Callable[..., Awaitable[Any]], *given: Any) -> Handler:
-    async def handle(job: Running) -> Any:
-        return await handler(job, *given)
+def _bound(handler: Callable[..., Awaitable[Any]], *arguments: Any) -> Handler:
+    async def handle(job: RunningJob) -> Any:
+        return await handler(job, *arguments)
 
     return handle
 
 
 def _missing(name: str) -> Handler:
-    async def refuse(job: Running) -> Any:
+    async def refuse(job: RunningJob) -> Any:
         raise Fatal(f"this worker cannot do {name!r}: {_note(name)}")
 
     return refuse
@@ -116,50 +115,41 @@ def _note(name: str) -> str:
     return _NO_TOOLS if name == "tool" else _NO_MODEL
 
 
-class SampleFailure(Exception):
-    """The failure that a sample job was asked for."""
+class _SampleOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How a sample job behaves: `"sample"` in its payload."""
 
-    code = "sample_failure"
-
-
-class _Play(msgspec.Struct, forbid_unknown_fields=True):
-    """How a sample job shall behave: `"sample"` in its payload."""
-
-    steps: int = 5
-    delay_s: float = 0.1
-    fail: int = 0
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 5
+    delay_s: Annotated[float, Meta(ge=0, le=60)] = 0.1
+    fail: Annotated[int, Meta(ge=0)] = 0
 
 
 def _sample(name: str) -> Handler:
-    """A handler for a first look: its result says `"sample": true` and which setting is missing."""
+    """A handler for a first look; its result contains `"sample": true` and the missing setting."""
 
-    async def handle(job: Running) -> dict[str, Any]:
-        play = _play(job.payload)
+    async def handle(job: RunningJob) -> dict[str, Any]:
+        options = _sample_options(job.payload)
         words = _SAMPLE_TEXT.split()
-        for number in range(play.steps):
-            await asyncio.sleep(play.delay_s)
-            if job.attempt <= play.fail and number >= play.steps // 2:
-                raise SampleFailure(f"this sample was asked to fail {play.fail} times")
+        for number in range(options.steps):
+            await asyncio.sleep(options.delay_s)
+            if job.attempt <= options.fail and number >= options.steps // 2:
+                raise SampleFailure(f"this sample was asked to fail {options.fail} times")
             if name in ("chat", "plan", "code"):
-                first, end = (n * len(words) // play.steps for n in (number, number + 1))
+                first, end = (n * len(words) // options.steps for n in (number, number + 1))
                 data = {"text": " ".join(words[first:end]) + " "}
                 await job.report(None, "sample", type="token", data=data)
             else:
-                await job.report(round(100 * (number + 1) / play.steps), f"step {number + 1}")
+                await job.report(round(100 * (number + 1) / options.steps), f"step {number + 1}")
         return {"sample": True, "note": _note(name), **_sample_result(name, job.payload)}
 
     return handle
 
 
-def _play(payload: Any) -> _Play:
-    asked = payload.get("sample", {}) if isinstance(payload, dict) else {}
+def _sample_options(payload: Any) -> _SampleOptions:
+    options = payload.get("sample", {}) if isinstance(payload, dict) else {}
     try:
-        play = msgspec.convert(asked, _Play)
+        return msgspec.convert(options, _SampleOptions)
     except msgspec.ValidationError as error:
         raise Fatal(f'the payload\'s "sample" does not fit: {error}') from None
-    if not (1 <= play.steps <= 1000 and 0 <= play.delay_s <= 60 and play.fail >= 0):
-        raise Fatal('the payload\'s "sample" takes 1 to 1000 "steps" and up to 60 s "delay_s"')
-    return play
 
 
 def _sample_result(name: str, payload: Any) -> dict[str, Any]:
@@ -172,7 +162,7 @@ def _sample_result(name: str, payload: Any) -> dict[str, Any]:
         case "code":
             return {"text": _SAMPLE_TEXT, "code": 'print("sample")\n', "language": "python"}
         case "embed":
-            # Numbers from a hash: right in shape, empty of meaning, the same for the same text.
+            # The numbers of a hash: they have the right shape but no meaning.
             digest = hashlib.sha256(repr(payload).encode()).digest()
             return {"embeddings": [[byte / 255 for byte in digest[:8]]], "dimensions": 8}
         case "rag":

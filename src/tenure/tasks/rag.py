@@ -1,4 +1,4 @@
-"""`embed` makes vectors of texts; `rag` finds the passages nearest to a question and answers it."""
+"""The tasks `embed` (vectors of texts) and `rag` (search passages, then answer a question)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tenure.core.outcome import Fatal
-from tenure.tasks.model import ModelServer, Running, converse, read, turns_of
+from tenure.tasks.model import ModelServer, RunningJob, Text, converse, prompt, read
 
 _BATCH = 64
 _TEXTS_MAX = 512
@@ -27,62 +28,48 @@ _RAG = (
 
 
 class _Embed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One text or many."""
+    """One text or many, as in /v1/embeddings."""
 
-    input: str | list[str]
+    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=_TEXTS_MAX)]
     model: str = ""
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.texts) <= _TEXTS_MAX or not all(text.strip() for text in self.texts):
-            raise ValueError(f'"input" is a text or 1 to {_TEXTS_MAX} texts, none of them empty')
-
-    @property
-    def texts(self) -> list[str]:
-        """The input as a list."""
-        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """A text to search, and the name to cite it by."""
+    """A text to search, and the name under which it is cited."""
 
     text: str
     id: str = ""
 
 
 class _Rag(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A question, and the documents to search (else the configured folder)."""
+    """A question, and the documents to search; without any, the configured folder."""
 
-    question: str
+    question: Text
     documents: list[str | _Document] = []
-    top_k: int = 4
-    chunk_chars: int = 1_000
+    top_k: Annotated[int, Meta(ge=1, le=50)] = 4
+    chunk_chars: Annotated[int, Meta(ge=100, le=8_000)] = 1_000
     answer: bool = True
     model: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.question.strip():
-            raise ValueError('"question" says what to look for')
-        if not 1 <= self.top_k <= 50 or not 100 <= self.chunk_chars <= 8_000:
-            raise ValueError('"top_k" is 1 to 50 and "chunk_chars" is 100 to 8000')
 
-
-async def embed(job: Running, server: ModelServer) -> dict[str, Any]:
+async def embed(job: RunningJob, server: ModelServer) -> dict[str, Any]:
     """Vectors for one text or many, in batches with progress."""
-    asked = read(job.payload, _Embed, "embed")
+    request = read(job.payload, _Embed, "embed")
+    texts = [request.input] if isinstance(request.input, str) else request.input
     vectors: list[list[float]] = []
     used: dict[str, Any] = {}
-    for start in range(0, len(asked.texts), _BATCH):
-        found, used = await server.embed(asked.texts[start : start + _BATCH], model=asked.model)
+    for start in range(0, len(texts), _BATCH):
+        found, used = await server.embed(texts[start : start + _BATCH], model=request.model)
         vectors += found
-        if len(asked.texts) > _BATCH:
-            done = {"done": len(vectors), "of": len(asked.texts)}
+        if len(texts) > _BATCH:
+            done = {"done": len(vectors), "of": len(texts)}
             await job.report(None, "embed", type="progress", data=done)
     return {"embeddings": vectors, "dimensions": len(vectors[0]), **used}
 
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
-    """A part of a document, and where it starts."""
+    """A part of a document, and the position where it starts."""
 
     document: str
     start: int
@@ -90,14 +77,14 @@ class _Passage:
 
 
 class VectorCache:
-    """Vectors of passages seen before, so that a folder is embedded once and not for every job."""
+    """Caches the vectors of passages, so that a folder is embedded once and not for every job."""
 
     def __init__(self, server: ModelServer) -> None:
         self.server = server
         self._cached: OrderedDict[str, list[float]] = OrderedDict()
 
     async def vectors(self, texts: Sequence[str]) -> list[list[float]]:
-        """One unit vector a text; asks the server only for those that are not cached."""
+        """One unit vector per text; only texts that are not cached go to the server."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._cached]
         fresh: dict[str, list[float]] = {}
         for start in range(0, len(missing), _BATCH):
@@ -111,36 +98,36 @@ class VectorCache:
         return found
 
 
-async def rag(job: Running, cache: VectorCache, folder: Path | None) -> dict[str, Any]:
+async def rag(job: RunningJob, cache: VectorCache, folder: Path | None) -> dict[str, Any]:
     """The passages nearest to the question by cosine, and an answer made from them."""
-    asked = read(job.payload, _Rag, "rag")
+    request = read(job.payload, _Rag, "rag")
     passages = [
         passage
-        for name, text in _documents(asked, folder)
-        for passage in cut(name, text, asked.chunk_chars)
+        for name, text in _documents(request, folder)
+        for passage in cut(name, text, request.chunk_chars)
     ]
     if not 0 < len(passages) <= _PASSAGES_MAX:
         raise Fatal(f"there are {len(passages)} passages to search; 1 to {_PASSAGES_MAX} will do")
-    question, *rows = await cache.vectors([asked.question, *(p.text for p in passages)])
+    question, *rows = await cache.vectors([request.question, *(p.text for p in passages)])
     scores = [math.fsum(a * b for a, b in zip(question, row, strict=True)) for row in rows]
-    ranked = sorted(zip(scores, passages, strict=True), key=lambda pair: -pair[0])[: asked.top_k]
+    ranked = sorted(zip(scores, passages, strict=True), key=lambda pair: -pair[0])[: request.top_k]
     found = [
         {"document": p.document, "start": p.start, "score": round(score, 4), "text": p.text}
         for score, p in ranked
     ]
     done = {"passages": len(passages), "found": len(found)}
     await job.report(None, "search", type="progress", data=done)
-    if not asked.answer:
+    if not request.answer:
         return {"passages": found}
     text = "\n\n".join(f"[{i}] ({p['document']}) {p['text']}" for i, p in enumerate(found, 1))
-    turns = turns_of(_RAG, f"{text}\n\nQuestion: {asked.question}")
-    said = await converse(job, cache.server, turns, model=asked.model)
-    answer = {"answer": said["text"], "model": said["model"], "usage": said["usage"]}
-    return {"passages": found, **answer}
+    messages = prompt(_RAG, f"{text}\n\nQuestion: {request.question}")
+    answer = await converse(job, cache.server, messages, model=request.model)
+    used = {"model": answer["model"], "usage": answer["usage"]}
+    return {"passages": found, "answer": answer["text"], **used}
 
 
-def _documents(asked: _Rag, folder: Path | None) -> list[tuple[str, str]]:
-    given = [_Document(doc) if isinstance(doc, str) else doc for doc in asked.documents]
+def _documents(request: _Rag, folder: Path | None) -> list[tuple[str, str]]:
+    given = [_Document(doc) if isinstance(doc, str) else doc for doc in request.documents]
     if given:
         return [(doc.id or f"document {i}", doc.text) for i, doc in enumerate(given, 1)]
     if folder is None:
@@ -149,7 +136,7 @@ def _documents(asked: _Rag, folder: Path | None) -> list[tuple[str, str]]:
 
 
 def read_folder(folder: Path) -> list[tuple[str, str]]:
-    """The text files of a folder, by their path in it; links that lead out are not followed."""
+    """The text files of a folder with their paths in it; links that lead out are not followed."""
     root = folder.resolve()
     if not root.is_dir():
         raise Fatal("TENURE_RAG_FOLDER of this worker is no folder with text files")
@@ -170,7 +157,7 @@ def cut(document: str, text: str, chars: int) -> list[_Passage]:
     """
     passages, start = [], 0
     while start < len(text):
-        end = _good_end(text, start, chars)
+        end = _break_at(text, start, chars)
         if part := text[start:end].strip():
             passages.append(_Passage(document, start, part))
         if end >= len(text):
@@ -179,7 +166,7 @@ def cut(document: str, text: str, chars: int) -> list[_Passage]:
     return passages
 
 
-def _good_end(text: str, start: int, chars: int) -> int:
+def _break_at(text: str, start: int, chars: int) -> int:
     limit = start + chars
     if limit >= len(text):
         return len(text)
@@ -191,6 +178,6 @@ def _good_end(text: str, start: int, chars: int) -> int:
 
 
 def _unit(vector: Sequence[float]) -> list[float]:
-    """The vector with length 1; a zero vector stays as it is."""
+    """The vector scaled to length 1; a zero vector stays as it is."""
     length = math.sqrt(math.fsum(x * x for x in vector))
     return [x / length for x in vector] if length else list(vector)

@@ -1,60 +1,58 @@
-"""`tool`: run a command or make an HTTP call that the TOML file of the operator allows.
+"""The task `tool`: run a command or make an HTTP call that the operator's TOML file allows.
 
     [tools.disk]
-    command = ["df", "-h", "{path}"]          # no shell; {path} fills one argument, never two
-    args.path = "/[a-z/]*"                    # a pattern that the whole value must match
-    folders = ["/srv", "/home"]               # where an absolute path of an argument may lead
+    command = ["df", "-h", "{path}"]          # no shell; {path} is always a single argument
+    args.path = "/[a-z/]*"                    # a pattern for the whole value
+    folders = ["/srv", "/home"]               # the folders that absolute paths may lead to
     timeout_s = 10
 
     [tools.weather]
     url = "https://weather.example/v1/{city}?units=metric"
     args.city = "[A-Za-z ]{1,40}"
 
-What is not in the file cannot be done. An argument without a pattern of its own may hold letters,
-digits and a few harmless signs, and never begins with a dash (it would be taken for an option).
-Whatever its pattern says, an argument of a command holds no `..` and no absolute path outside of
-`folders`, and an argument within the path of a URL is one segment of that path.
+Nothing else can be done. Without a pattern of its own, an argument may contain letters, digits and
+a few harmless characters, and must not begin with a dash, which would make it an option. Whatever
+its pattern permits, an argument of a command must not contain `..` or an absolute path outside of
+`folders`, and an argument within the path of a URL must be one segment of that path.
 
-A command gets no shell, no input, no environment but PATH and what the file gives it, a folder of
-its own, a time limit and a limit on its output. When it ends, so does everything it started.
+A command gets no shell and no input, only PATH and the environment of the file, a folder of its
+own, a time limit and an output limit. Everything that it started ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import signal
 import string
 import tempfile
 import time
 import tomllib
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import httpx2
 import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
+from tenure.core.process import read_head, running
 from tenure.core.redaction import Redaction
-from tenure.tasks.model import Running, read, refusal
-from tenure.vault import Secret, hide, without_secrets
+from tenure.egress import Client, EgressError, Limits, RequestRefused, TimedOut, Unguarded
+from tenure.tasks.model import RunningJob, hide, read, refusal, split_login
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ERROR_CHARS_MAX = 500
 _PLAIN_VALUE = r"[\w.,:@/+=][\w.,:@/+= -]{0,255}"
 _UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
-# What a program may take for an absolute path, also within `--out=/x` and `@/x`; a URL is none.
+# What a program may read as an absolute path, also within `--out=/x` and `@/x`. URLs are removed.
 _WEB = re.compile(r"(?i)\bhttps?://(?=[^/\s])")
 _ABSOLUTE = re.compile(r"(?<![\w./-])[/~\\][^\s,;:=@'\"]*")
-_NO_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]|\A\.{0,2}(;.*)?\Z")
+_NOT_A_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]|\A\.{0,2}(;.*)?\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_DECODED_TIMES = 3  # some servers decode a path more than once
+_DECODE_TIMES = 3  # some servers decode a path more than once
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,31 +72,34 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     env: dict[str, str] = {}
     ok_exit_codes: tuple[int, ...] = (0,)
 
-    def without_secrets(self, text: str) -> str:
-        """Text for the requester, without what is the operator's: address, headers, environment."""
+    def hide_in_error(self, text: str) -> str:
+        """An error for the requester, without the operator's address, headers and environment."""
         parts = urlsplit(self.url)
-        place = [self.url, parts.netloc, parts.netloc.rpartition("@")[2]]
-        own = [value for _, value in self._given()]
-        return without_secrets(text, _secrets([*place, *own, *self._logins()]))
+        address = [self.url, parts.netloc, parts.netloc.rpartition("@")[2]]
+        values = [value for _, value in self._values()]
+        return hide(text, _forms([*address, *values, *self._logins()]))
 
-    def result_without_secrets(self, made: Any) -> Any:
-        """A result for the requester, without the passwords and keys of the operator.
+    def hide_in_result(self, result: Any) -> Any:
+        """A result for the requester, without the operator's passwords and keys.
 
-        Other values of headers, query and environment are ordinary words: `units=metric`.
+        Other values of headers, query and environment are ordinary words, such as `units=metric`.
         """
-        usual = Redaction()
+        redaction = Redaction()
         keys = [
             value
-            for name, value in self._given()
-            if usual.is_secret(name) or "key" in name.lower() or usual.text(value) != value
+            for name, value in self._values()
+            if redaction.is_secret(name) or "key" in name.lower() or redaction.text(value) != value
         ]
-        secrets = _secrets([*keys, *self._logins()])
+        secrets = _forms([*keys, *self._logins()])
+        if not secrets:
+            return result
         try:
-            return _without(secrets, made) if secrets else made
+            return _map_strings(result, lambda text: hide(text, secrets), keys=True)
         except RecursionError:
             raise Fatal("its answer is nested too deeply to be searched for secrets") from None
 
-    def _given(self) -> list[tuple[str, str]]:
+    def _values(self) -> list[tuple[str, str]]:
+        """Names and values of query, headers and environment."""
         query = [pair.partition("=")[::2] for pair in urlsplit(self.url).query.split("&")]
         plain = [(name, unquote(value)) for name, value in query]
         return [*query, *plain, *self.headers.items(), *self.env.items()]
@@ -109,12 +110,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [parts.password or "", password, f"{user}:{password}"] if password else []
 
 
-def _secrets(values: list[str]) -> list[Secret]:
-    """The values, longest first: also without `Bearer`, and in Base64, as a login is sent."""
-    words = {word for value in values for word in (value, value.rpartition(" ")[2]) if word}
-    forms = [form(word.encode()) for word in words for form in (b64encode, urlsafe_b64encode)]
-    words |= {form.decode().rstrip("=") for form in forms}
-    return [Secret(word) for word in sorted(words, key=len, reverse=True)]
+def _forms(values: list[str]) -> set[str]:
+    """The values, also without `Bearer`, and in Base64, as a login is sent."""
+    plain = {form for value in values for form in (value, value.rpartition(" ")[2]) if form}
+    coded = [code(form.encode()) for form in plain for code in (b64encode, urlsafe_b64encode)]
+    return plain | {form.decode().rstrip("=") for form in coded}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_tools(path: Path) -> dict[str, Tool]:
-    """Read and check the file; the first fault is named with its tool."""
+    """Read and check the file; raises with the first fault and its tool."""
     try:
         tools = msgspec.convert(tomllib.loads(path.read_text()), _File).tools
     except OSError as error:
@@ -160,11 +160,11 @@ def _fault(tool: Tool) -> str:
 
 
 def _checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments as text, each matched against its pattern as a whole."""
+    """The arguments as text; the whole of each matches its pattern."""
     if set(given) != set(tool.args):
-        wanted, got = (", ".join(sorted(names)) or "none" for names in (tool.args, given))
+        declared, got = (", ".join(sorted(names)) or "none" for names in (tool.args, given))
         got = got.encode(errors="backslashreplace").decode()
-        raise Fatal(f"this tool takes these arguments: {wanted}; given were: {got}")
+        raise Fatal(f"this tool takes these arguments: {declared}; given were: {got}")
     values: dict[str, str] = {}
     for name, raw in given.items():
         text = str(raw).lower() if isinstance(raw, bool) else str(raw)
@@ -178,7 +178,7 @@ def _checked_args(tool: Tool, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """The template with its arguments; `{{` and `}}` stand for braces.
+    """The template with its arguments; `{{` and `}}` are literal braces.
 
     >>> _fill("--since={day} {{x}}", {"day": "2 May"})
     '--since=2 May {x}'
@@ -187,7 +187,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def _fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
-    """The command with its arguments, none of which leads out of the folders of the tool."""
+    """The command with its arguments; none of them may lead out of the folders of the tool."""
     for name, value in values.items():
         paths = _paths(value)
         if value.startswith("-"):  # an option may be written together with its value
@@ -196,19 +196,19 @@ def _fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
         if tool.cwd and not paths:
             paths = [f"{tool.cwd}/{value}"]
         if _UP.search(value) or not all(_inside(path, tool) for path in paths):
-            raise _astray(name)
+            raise _forbidden_path(name)
     argv = []
     for template in tool.command:
         filled = _fill(template, values)
         added = set(_paths(filled)) - set(_paths(template))
-        if not tool.folders:  # then the operator's own folders count, not those of an argument
+        if not tool.folders:  # then paths that the operator's template begins are permitted
             own = tuple(path.partition("{")[0] for path in _paths(template))
             own = tuple(path for path in own if path.strip("/"))
             added = {path for path in added if not path.startswith(own)}
         if _UP.search(filled) and not _UP.search(template):
-            raise _astray(template)
+            raise _forbidden_path(template)
         if not all(_inside(path, tool) for path in added):
-            raise _astray(template)
+            raise _forbidden_path(template)
         argv.append(filled)
     return argv
 
@@ -218,12 +218,12 @@ def _paths(text: str) -> list[str]:
 
 
 def _inside(path: str, tool: Tool) -> bool:
-    """Whether a path lies in a folder of the tool, links followed."""
+    """Whether a path is in a folder of the tool, links followed."""
     roots = [Path(root).resolve() for root in (*tool.folders, tool.cwd) if root]
     return path.startswith("/") and any(Path(path).resolve().is_relative_to(r) for r in roots)
 
 
-def _astray(name: str) -> Fatal:
+def _forbidden_path(name: str) -> Fatal:
     return Fatal(
         f"argument {name!r} would lead to a path that this tool may not use: an argument holds no "
         '".." and no absolute path outside of the folders that the tools file allows'
@@ -231,16 +231,16 @@ def _astray(name: str) -> Fatal:
 
 
 def _fill_url(template: str, values: Mapping[str, str]) -> str:
-    """The URL with its arguments escaped, so that none can add a path, a query or a host.
+    """The URL with its arguments escaped: none can add a path, a query or a host.
 
     >>> _fill_url("http://h/v1/{name}?q={q}", {"name": "x?y", "q": "../a&b"})
     'http://h/v1/x%3Fy?q=..%2Fa%26b'
     """
     for segment in urlsplit(template).path.split("/"):
         plain = _fill(segment, values)
-        for _ in range(_DECODED_TIMES):
+        for _ in range(_DECODE_TIMES):
             plain = unquote(plain)
-        if _fields(segment) and _NO_SEGMENT.search(plain):
+        if _fields(segment) and _NOT_A_SEGMENT.search(plain):
             raise Fatal(
                 "an argument within the path of a URL is one segment of it: not empty, without "
                 'slashes, and neither "." nor ".."'
@@ -248,47 +248,35 @@ def _fill_url(template: str, values: Mapping[str, str]) -> str:
     return template.format_map({name: quote(value, safe="") for name, value in values.items()})
 
 
-def _fill_body(body: Any, values: Mapping[str, str]) -> Any:
-    """The body with arguments filled into its texts, at any depth."""
-    match body:
+def _map_strings(value: Any, change: Callable[[str], str], *, keys: bool = False) -> Any:
+    """The JSON value with every string changed, at any depth; with `keys` those of objects too."""
+    match value:
         case str():
-            return _fill(body, values)
+            return change(value)
         case dict():
-            return {key: _fill_body(value, values) for key, value in body.items()}
+            return {
+                change(key) if keys else key: _map_strings(value[key], change, keys=keys)
+                for key in value
+            }
         case list():
-            return [_fill_body(value, values) for value in body]
+            return [_map_strings(item, change, keys=keys) for item in value]
         case _:
-            return body
-
-
-def _without(secrets: list[Secret], made: Any) -> Any:
-    match made:
-        case str():
-            return hide(made, secrets)
-        case dict():
-            return {hide(key, secrets): _without(secrets, made[key]) for key in made}
-        case list():
-            return [_without(secrets, value) for value in made]
-        case _:
-            return made
+            return value
 
 
 def _templates(tool: Tool) -> list[str]:
     texts = [*tool.command, tool.url]
-    waiting = [tool.body]
-    while waiting:
-        body = waiting.pop()
-        if isinstance(body, str):
-            texts.append(body)
-        elif isinstance(body, dict):
-            waiting += body.values()
-        elif isinstance(body, list):
-            waiting += body
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map_strings(tool.body, collect)
     return texts
 
 
 def _fields(text: str) -> list[str]:
-    """The names in braces. Only plain names: `{a.b}` and `{a!r}` reach into objects."""
+    """The names in braces. Only plain names are permitted: `{a.b}` and `{a!r}` read attributes."""
     names = []
     for _, field, spec, conversion in string.Formatter().parse(text):
         if field is not None:
@@ -302,125 +290,76 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     args: dict[str, str | int | float | bool] = {}
 
 
-async def use_tool(job: Running, tools: dict[str, Tool]) -> dict[str, Any]:
+async def use_tool(job: RunningJob, tools: dict[str, Tool]) -> dict[str, Any]:
     """Use the tool that the payload names, with the arguments it gives."""
-    asked = read(job.payload, _Call, "tool")
-    tool = tools.get(asked.tool)
+    request = read(job.payload, _Call, "tool")
+    tool = tools.get(request.tool)
     if tool is None:
         allowed = ", ".join(sorted(tools)) or "none"
-        raise Fatal(f"there is no tool {asked.tool!r}; the tools file allows: {allowed}")
-    values = _checked_args(tool, asked.args)
-    await job.report(None, "tool", type="progress", data={"tool": asked.tool})
+        raise Fatal(f"there is no tool {request.tool!r}; the tools file allows: {allowed}")
+    values = _checked_args(tool, request.args)
+    await job.report(None, "tool", type="progress", data={"tool": request.tool})
     started = time.monotonic()
     try:
-        made = await (_run(tool, values) if tool.command else _call(tool, values))
-        made = tool.result_without_secrets(made)
+        result = await (_run(tool, values) if tool.command else _call(tool, values))
+        result = tool.hide_in_result(result)
     except (Fatal, Retry) as error:
-        # The operator's address, headers and environment are not for those who submit jobs.
-        error.args = (tool.without_secrets(f"tool {asked.tool!r}: {error}"),)
+        # Requesters must not see the operator's address, headers and environment.
+        text = tool.hide_in_error(f"tool {request.tool!r}: {error}")
+        error.args = (Redaction().text(text),)
         raise
-    return {"tool": asked.tool, **made, "seconds": round(time.monotonic() - started, 3)}
+    return {"tool": request.tool, **result, "seconds": round(time.monotonic() - started, 3)}
 
 
 async def _run(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
     argv = _fill_command(tool, values)
+    env = {"PATH": _PATH, **tool.env}
     with contextlib.ExitStack() as stack:
         cwd = tool.cwd or stack.enter_context(tempfile.TemporaryDirectory(prefix="tenure-tool-"))
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=cwd,
-                env={"PATH": _PATH, **tool.env},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Fatal(f"its program cannot be run: {error.strerror}") from None
-        try:
-            async with asyncio.timeout(tool.timeout_s):
-                out, err = await asyncio.gather(
-                    _read(process.stdout, tool.output_bytes_max),
-                    _read(process.stderr, tool.output_bytes_max),
-                )
-                code = await process.wait()
+            async with running(argv, cwd=cwd, env=env, separate_stderr=True) as process:
+                async with asyncio.timeout(tool.timeout_s):
+                    (stdout, out_cut), (stderr, err_cut) = await asyncio.gather(
+                        read_head(process.stdout, tool.output_bytes_max),
+                        read_head(process.stderr, tool.output_bytes_max),
+                    )
+                    code = await process.wait()
         except TimeoutError:
             raise Fatal(f"it took longer than its {tool.timeout_s:g} s") from None
-        finally:
-            await _end_all(process)
-    return _ran(tool, code, out, err)
-
-
-def _ran(tool: Tool, code: int, out: tuple[bytes, bool], err: tuple[bytes, bool]) -> dict[str, Any]:
-    said = err[0].decode(errors="replace")
+        except OSError as error:
+            raise Fatal(f"its program cannot be run: {error.strerror}") from None
+    errors = stderr.decode(errors="replace")
     if code not in tool.ok_exit_codes:
-        last = tool.without_secrets(said).strip()[-_ERROR_CHARS_MAX:]  # no part of a secret
-        raise Fatal(f"it ended with {code}: {last or 'no words'}")
-    return {
-        "exit_code": code,
-        "stdout": out[0].decode(errors="replace"),
-        "stderr": said,
-        "truncated": out[1] or err[1],
-    }
-
-
-async def _read(stream: asyncio.StreamReader | None, limit: int) -> tuple[bytes, bool]:
-    """The first `limit` bytes. The rest is read and dropped: a full pipe would stop the tool."""
-    kept = bytearray()
-    cut = False
-    while stream is not None and (piece := await stream.read(65_536)):
-        room = limit - len(kept)
-        cut = cut or len(piece) > room
-        kept += piece[: max(room, 0)]
-    return bytes(kept), cut
-
-
-async def _end_all(process: asyncio.subprocess.Process) -> None:
-    """End the tool and whatever it started: they share the session that it leads."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.shield(process.wait())
+        # Secrets are hidden before the text is cut, so that no part of one stays.
+        end = tool.hide_in_error(errors).strip()[-_ERROR_CHARS_MAX:]
+        raise Fatal(f"it ended with {code}: {end or 'it printed nothing'}")
+    output = stdout.decode(errors="replace")
+    return {"exit_code": code, "stdout": output, "stderr": errors, "truncated": out_cut or err_cut}
 
 
 async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
-    url = _fill_url(tool.url, values)
-    content = None if tool.body is None else msgspec.json.encode(_fill_body(tool.body, values))
-    headers = {"Content-Type": "application/json", **tool.headers} if content else tool.headers
-    # trust_env off: a proxy or .netrc of this machine is none of the tool's business.
-    client = httpx2.AsyncClient(timeout=tool.timeout_s, follow_redirects=False, trust_env=False)
+    url, login = split_login(_fill_url(tool.url, values))
+    body = _map_strings(tool.body, lambda text: _fill(text, values))
+    content = b"" if body is None else msgspec.json.encode(body)
+    kind = {"Content-Type": "application/json"} if content else {}
+    client = Client(
+        Unguarded(), limits=Limits(5_000, round(tool.timeout_s * 1000), tool.output_bytes_max)
+    )
     try:
-        async with (
-            asyncio.timeout(tool.timeout_s),
-            client,
-            client.stream(tool.method, url, content=content, headers=headers) as response,
-        ):
-            body, cut = await _body(response, tool.output_bytes_max)
-            if response.status_code >= httpx2.codes.MULTIPLE_CHOICES:
-                raise refusal(response, body[:2000], "its server")
-    except TimeoutError:
+        headers = list((kind | login | tool.headers).items())
+        answer = await client.send(tool.method, url, headers=headers, body=content)
+    except TimedOut:
         raise Retry(None, f"it took longer than its {tool.timeout_s:g} s") from None
-    except httpx2.InvalidURL as error:
+    except RequestRefused as error:
         raise Fatal(f"its URL with these arguments cannot be called: {error}") from None
-    except httpx2.TransportError as error:
-        words = str(error) or type(error).__name__
-        raise Retry(None, f"its server could not be reached: {words}") from None
-    return {"status": response.status_code, "body": _plain(body, response), "truncated": cut}
-
-
-async def _body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
-    kept = bytearray()
-    async for piece in response.aiter_bytes():
-        kept += piece
-        if len(kept) > limit:
-            return bytes(kept[:limit]), True
-    return bytes(kept), False
-
-
-def _plain(body: bytes, response: httpx2.Response) -> Any:
-    if "json" in response.headers.get("content-type", ""):
-        try:
-            return msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            pass
-    return body.decode(errors="replace")
+    except EgressError as error:
+        raise Retry(None, f"its server could not be reached: {error}") from None
+    finally:
+        await client.close()
+    if answer.status >= 300:
+        raise refusal(answer.status, answer.headers, answer.body[:2000], "its server")
+    result: Any = answer.body.decode(errors="replace")
+    if "json" in answer.headers.get("content-type", ""):
+        with contextlib.suppress(msgspec.DecodeError):
+            result = msgspec.json.decode(answer.body)
+    return {"status": answer.status, "body": result, "truncated": answer.truncated}

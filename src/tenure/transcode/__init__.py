@@ -1,11 +1,10 @@
-"""The media worker of the inbox contract: fetch a source, run ffmpeg on it, upload what it made.
+"""The media worker of the inbox contract: fetch a source, run ffmpeg on it, upload the outputs.
 
-`handler` is the story: the stages fetching, processing and uploading, each reported. `storage` and
-`transfer` move bytes between object storage (or signed URLs) and a folder of this attempt alone
-(`workspace`); `access` opens the job's credentials and has them refreshed when storage refuses
-them; `ffmpeg` builds and reads the program, and `confine` is the cage in which it runs: no network,
-no other files, processes or rights, and limits on memory, time and file size. Outputs go to a
-key that holds the claim's version; they count only when the fenced settlement has published them.
+`handler` runs an attempt: it fetches, processes and uploads, and reports each stage. `storage`
+opens the job's credentials and moves bytes between object storage (or signed URLs) and the
+attempt's folder. `ffmpeg` builds the command lines. `cage` runs them through `confine`, without
+network, other files or rights, and with limits on memory, time and file size. The storage key of an
+output contains the claim's version. Outputs count only once the fenced settle has published them.
 """
 
 from tenure.core.transcode import Output, Place, Transcode

@@ -1,4 +1,4 @@
-"""Runs ffmpeg confined: the attempt's folder, resource limits, output lines, the end."""
+"""Where and how ffmpeg runs: the folder of an attempt, and the cage that confines the program."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from tenure.core.errors import UsageError
+from tenure.core.process import read_lines, read_tail, running, signal_group
 from tenure.store.files import private_file, private_folder
 
 _PREFIX = "boot-"
@@ -30,7 +31,7 @@ _LOCK = ".lock"
 
 
 class Workspace:
-    """The folder of this boot. `open` sweeps first."""
+    """The folder of this worker process, with a subfolder for each attempt."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -40,24 +41,24 @@ class Workspace:
 
     @property
     def folder(self) -> Path:
-        """This boot's own folder."""
+        """The folder of this process."""
         if self._folder is None:
             raise UsageError("the workspace has not been opened")
         return self._folder
 
     def open(self) -> Workspace:
-        """Remove what dead workers left, and make a folder that says we live."""
+        """Remove the folders of dead workers, and make a locked folder of our own."""
         private_folder(self._root, mark=f"{_PREFIX}*")
-        with _alone(self._root):  # a folder that is made but not locked yet looks abandoned
-            self.swept = _swept(self._root)
-            self._folder = _fresh(_PREFIX, self._root)
+        with _locked(self._root):  # a folder that is not locked yet looks abandoned
+            self.swept = _sweep(self._root)
+            self._folder = _make_folder(_PREFIX, self._root)
             private_file(self._folder / _LOCK)
             self._lock_fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self
 
     def close(self) -> None:
-        """Remove this boot's folder."""
+        """Remove the folder of this process."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock_fd)
@@ -65,36 +66,36 @@ class Workspace:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncIterator[Path]:
-        """A fresh folder, gone afterwards however the attempt ended."""
-        folder = _fresh("attempt-", self.folder)
+        """A new folder, removed afterwards however the attempt ended."""
+        folder = _make_folder("attempt-", self.folder)
         try:
             yield folder
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
     def free_bytes(self) -> int:
-        """What is free on the disk for us."""
+        """Bytes of the disk that we may still use."""
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
 
     def total_bytes(self) -> int:
-        """How large the disk is."""
+        """The size of the disk."""
         found = os.statvfs(self.folder)
         return found.f_blocks * found.f_frsize
 
 
 def sweep(root: Path) -> list[str]:
-    """Remove what workers left that were killed; the names of the folders that are gone."""
+    """Remove the folders of workers that were killed; returns their names."""
     if not os.path.lexists(root):
         return []
     private_folder(root, mark=f"{_PREFIX}*")
-    with _alone(root):
-        return _swept(root)
+    with _locked(root):
+        return _sweep(root)
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """No other worker makes or sweeps folders here meanwhile."""
+def _locked(root: Path) -> Iterator[None]:
+    """Keep other workers from making or removing folders here."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -103,24 +104,24 @@ def _alone(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _fresh(prefix: str, parent: Path) -> Path:
+def _make_folder(prefix: str, parent: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    folder.chmod(0o700)  # a umask may take the owner's rights too
+    folder.chmod(0o700)  # the umask may remove the owner's rights too
     return folder
 
 
-def _swept(root: Path) -> list[str]:
-    gone = []
+def _sweep(root: Path) -> list[str]:
+    removed = []
     for folder in root.glob(f"{_PREFIX}*"):
         if folder.is_symlink():
-            folder.unlink()  # no worker made it, and what it points to is not ours to remove
-        elif not _is_held(folder):
+            folder.unlink()  # no worker made it, and its target is not ours to remove
+        elif not _is_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            gone.append(folder.name)
-    return gone
+            removed.append(folder.name)
+    return removed
 
 
-def _is_held(folder: Path) -> bool:
+def _is_locked(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -137,14 +138,13 @@ log = structlog.get_logger("tenure.transcode")
 _LAUNCH = (sys.executable, "-I", "-S")
 _LAUNCHER = Path(__file__).with_name("confine.py")
 _ERROR_BYTES_MAX = 4_096
-_LINE_BYTES_MAX = 65_536
 _WATCH_EVERY_S = 0.5
 _BLOCK_BYTES = 4_096
 NOBODY = 65_534
-# For root's cages: no user of a common system is in here (systemd keeps what follows it).
-UIDS = range(0x70000000, 0x7F000000)
+# User ids for cages that root starts. No usual account has one; systemd's own range follows.
+_UIDS = range(0x70000000, 0x7F000000)
 
-# What a dynamically linked ffmpeg needs to start, and nothing that differs between machines.
+# What a dynamically linked ffmpeg needs to start. Nothing here differs between machines.
 READABLE = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store"),
     *("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom"),
@@ -155,20 +155,20 @@ PARTS = {
     "syscalls": "ffmpeg may use every system call",
 }
 _REMEDY = (
-    "a kernel with Landlock (5.13), user namespaces or bubblewrap gives it, or take the word out "
-    "of transcode.require"
+    "a kernel with Landlock (5.13), user namespaces or bubblewrap provides it; or remove the word "
+    "from transcode.require"
 )
 
-TakeLine = Callable[[str], Awaitable[None]]
+OnLine = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the program may use: bytes of memory and of each file, seconds of CPU and in all.
+    """Bytes of memory and of each file, seconds of CPU time and of wall time.
 
-    `threads` counts processes too, and all of its user where it has neither a user of its own (as
-    root gives it) nor a namespace.
-    `folder_bytes` is what its folder may take of the disk, looked at twice a second.
+    `threads` includes processes. It counts all processes of the program's user unless the program
+    has a user of its own (if we are root) or a namespace. `folder_bytes` limits the disk space of
+    its folder, checked twice a second.
     """
 
     memory_bytes: int
@@ -179,7 +179,7 @@ class Limits:
     folder_bytes: int = sys.maxsize
 
     def as_rlimits(self) -> dict[str, int]:
-        """By the kernel's names. No core dumps: they would hold the customer's pictures."""
+        """The limits by the kernel's names. A core dump would contain the customer's media."""
         return {
             "AS": self.memory_bytes,
             "FSIZE": self.file_bytes,
@@ -192,28 +192,28 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended: exit code (negative: signal) and the end of what it said on stderr."""
+    """The exit code (negative: a signal) and the end of stderr."""
 
     code: int
-    said: str
+    stderr: str
     filled_folder: bool = False
 
     @property
     def hit_file_limit(self) -> bool:
-        """It wanted to write a larger file than permitted, or too many."""
-        by_kernel = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)  # the second as bubblewrap says it
+        """Whether it tried to write a file over the limit, or too many files."""
+        by_kernel = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)  # bubblewrap reports the second one
         return self.filled_folder or self.code in by_kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Cage:
-    """What the program is kept from. The default is no cage, but limits and no rights.
+    """What the program cannot reach. The default confines nothing but sets limits and drops rights.
 
-    `network` is "none" where it has none, else "shared"; `files` is how files outside of its folder
-    are kept away ("landlock", "namespace", "bubblewrap", or "open": not at all); `syscalls` says
-    whether calls that a codec never needs are refused, those for sockets and processes among them.
-    `readable` are the system's folders and files that it may read; `lacks` says for each part that
-    it could not have, why.
+    `network` is "none" or "shared". `files` is the method that hides files outside its folder:
+    "landlock", "namespace" or "bubblewrap"; "open" hides none. `syscalls` refuses the system calls
+    that a codec never needs, such as those for sockets and processes. `readable` are the system's
+    folders and files that it may read. `lacks` maps each part that this machine cannot provide to
+    the reason.
     """
 
     network: str = "shared"
@@ -223,8 +223,8 @@ class Cage:
     readable: tuple[str, ...] = READABLE
     lacks: Mapping[str, str] = field(default_factory=dict)
 
-    def words(self, limits: Limits) -> str:
-        """What the launcher is asked for."""
+    def request(self, limits: Limits) -> str:
+        """The request to the launcher, as JSON."""
         return json.dumps(
             {
                 "network": self.namespace,
@@ -237,48 +237,47 @@ class Cage:
         )
 
     async def run(
-        self, argv: Sequence[str], *, folder: Path, limits: Limits, line: TakeLine | None = None
+        self, argv: Sequence[str], *, folder: Path, limits: Limits, line: OnLine | None = None
     ) -> Ended:
-        """Run to its end in `folder`, handing on what it says on stdout line by line."""
-        asked = self.words(limits)
-        process = await _start([asked, *argv], folder)
-        watch = asyncio.create_task(_watch(folder, limits.folder_bytes, process))
-        try:
-            async with asyncio.timeout(limits.wall_s):
-                said, _ = await asyncio.gather(
-                    _tail(process.stderr), _lines(process.stdout, line or _ignore)
-                )
-                code = await process.wait()
-        finally:
-            _end_all(process)
-            filled = watch.done()
-            watch.cancel()
-            await asyncio.shield(process.wait())
-        return Ended(code, said, filled)
+        """Run to the end in `folder`; `line` gets each line of stdout."""
+        command = [*_LAUNCH, str(_LAUNCHER), self.request(limits), *argv]
+        async with running(command, cwd=folder, env={}, separate_stderr=True) as process:
+            watch = asyncio.create_task(_watch(folder, limits.folder_bytes, process.pid))
+            try:
+                async with asyncio.timeout(limits.wall_s):
+                    stderr, _ = await asyncio.gather(
+                        read_tail(process.stderr, _ERROR_BYTES_MAX),
+                        _each_line(process.stdout, line),
+                    )
+                    code = await process.wait()
+            finally:
+                filled = watch.done()
+                watch.cancel()
+        return Ended(code, stderr.decode(errors="replace").strip(), filled)
 
 
 @cache
 def find_cage(
     program: Path, readable: tuple[str, ...] = (), required: tuple[str, ...] = ()
 ) -> Cage:
-    """See in which cage the program starts here; refuses to go without a part that is required."""
+    """Find out which parts of the cage work here; raises if a required part does not."""
     if unknown := sorted(set(required) - PARTS.keys()):
         raise UsageError(f"{unknown[0]!r} is no part of the cage; there are {', '.join(PARTS)}")
     plain = Cage(readable=(*READABLE, *readable))
     lacks: dict[str, str] = {}
     syscalls = replace(plain, syscalls=True)
-    if why := _fails(syscalls, program):
+    if why := _why_fails(syscalls, program):
         lacks["syscalls"] = why
     files, reasons = "open", []
-    for name in views():
-        why = _fails(replace(plain, files=name), program)
+    for name in file_methods():
+        why = _why_fails(replace(plain, files=name), program)
         if not why:
             files = name
             break
         reasons.append(f"{name}: {why}")
     else:
         lacks["files"] = "; ".join(reasons)
-    why = "" if files == "bubblewrap" else _fails(replace(plain, namespace=True), program)
+    why = "" if files == "bubblewrap" else _why_fails(replace(plain, namespace=True), program)
     if why and "syscalls" in lacks:
         lacks["network"] = why
     for part, reason in lacks.items():
@@ -295,20 +294,20 @@ def find_cage(
     )
 
 
-def views() -> list[str]:
-    """The ways to keep files away that can be tried here, best first."""
+def file_methods() -> list[str]:
+    """The methods of hiding files that can be tried here, best first."""
     has_bwrap = os.geteuid() != 0 and shutil.which("bwrap")
     return ["landlock", "namespace", *(["bubblewrap"] if has_bwrap else [])]
 
 
-def _fails(cage: Cage, program: Path) -> str:
-    """Why the program does not start in this cage; "" when it does."""
+def _why_fails(cage: Cage, program: Path) -> str:
+    """Why the program does not start in this cage; "" if it does."""
     limits = Limits(memory_bytes=2**32, file_bytes=0, cpu_s=10, wall_s=10)
     with tempfile.TemporaryDirectory(prefix="tenure-cage-") as folder:
         give_to_cage(Path(folder))
         try:
             done = subprocess.run(  # nosec B603 # the program that the operator chose
-                [*_LAUNCH, str(_LAUNCHER), cage.words(limits), str(program), "-version"],
+                [*_LAUNCH, str(_LAUNCHER), cage.request(limits), str(program), "-version"],
                 cwd=folder,
                 env={},
                 stdin=subprocess.DEVNULL,
@@ -318,18 +317,18 @@ def _fails(cage: Cage, program: Path) -> str:
             )
         except subprocess.TimeoutExpired:
             return "it does not end"
-    said = done.stderr.decode(errors="replace").strip().removeprefix("confine: ")
-    return (said[-300:] or f"status {done.returncode}") if done.returncode else ""
+    stderr = done.stderr.decode(errors="replace").strip().removeprefix("confine: ")
+    return (stderr[-300:] or f"status {done.returncode}") if done.returncode else ""
 
 
 def give_to_cage(folder: Path) -> None:
-    """The caged program writes here; where we are root it runs as the owner of the folder.
+    """Let the caged program write here: if we are root, it runs as the owner of the folder.
 
-    That is a user of its own: the kernel counts threads by user, so cages with the same one would
-    take them from each other. In a container that has no such users it is nobody.
+    Each cage gets a user of its own, because the kernel counts threads per user and cages of one
+    user would share the limit. In a container without such user ids it is nobody.
     """
     if os.geteuid() == 0:
-        uid = secrets.choice(UIDS)
+        uid = secrets.choice(_UIDS)
         try:
             os.chown(folder, uid, uid)
         except OSError as error:
@@ -339,35 +338,20 @@ def give_to_cage(folder: Path) -> None:
 
 
 def take_from_cage(folder: Path) -> None:
-    """What was caged cannot change its outputs any more, should a part of it still run."""
+    """Take the outputs away from the program, in case a part of it still runs."""
     if os.geteuid() == 0:
         os.chown(folder, 0, 0)
 
 
-async def _start(words: Sequence[str], folder: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *_LAUNCH,
-        str(_LAUNCHER),
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=folder,
-        env={},
-        start_new_session=True,
-        limit=_LINE_BYTES_MAX,
-    )
-
-
-async def _watch(folder: Path, bytes_max: int, process: asyncio.subprocess.Process) -> None:
-    """Ends the program when its folder takes more of the disk than permitted; else for ever."""
+async def _watch(folder: Path, bytes_max: int, pid: int) -> None:
+    """Kill the program when its folder takes more disk space than permitted."""
     while await asyncio.to_thread(_disk_bytes, folder) <= bytes_max:  # noqa: ASYNC110 - no event
         await asyncio.sleep(_WATCH_EVERY_S)
-    _end_all(process)
+    signal_group(pid, signal.SIGKILL)
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Of all files below; an empty one counts as a block, for it takes an inode."""
+    """The disk space of all files below; an empty file counts as a block, as it takes an inode."""
     total, folders = 0, [str(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -379,29 +363,7 @@ def _disk_bytes(folder: Path) -> int:
     return total
 
 
-async def _lines(stream: asyncio.StreamReader | None, take: TakeLine) -> None:
-    """Hand on each line. One that is longer than the limit holds no progress and is skipped."""
-    while stream is not None:
-        try:
-            raw = await stream.readline()
-        except ValueError:
-            continue
-        if not raw:
-            return
-        await take(raw.decode(errors="replace").rstrip("\n"))
-
-
-async def _tail(stream: asyncio.StreamReader | None) -> str:
-    kept = b""
-    while stream is not None and (piece := await stream.read(65_536)):
-        kept = (kept + piece)[-_ERROR_BYTES_MAX:]
-    return kept.decode(errors="replace").strip()
-
-
-async def _ignore(_line: str) -> None:
-    pass
-
-
-def _end_all(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+async def _each_line(stream: asyncio.StreamReader | None, line: OnLine | None) -> None:
+    async for text in read_lines(stream):
+        if line is not None:
+            await line(text)

@@ -1,14 +1,14 @@
-"""Becomes ffmpeg in a cage. Started as a fresh interpreter, with a JSON object and the command.
+"""Confines itself, then executes ffmpeg. Run in a new interpreter: a JSON request, the command.
 
-It gives up the network (an empty network namespace), the files outside the current folder, root's
-rights, new rights through set-uid programs, the system calls that a codec never needs, and what the
-limits forbid; then it becomes the program, opened before the rights went. It dies with its parent.
-What it is asked for and the kernel refuses ends it with status 125 and the reason. It imports
-nothing of Tenure, and nothing that takes long to load.
+It gives up the network (an empty network namespace), files outside the current folder, root's
+rights, new rights through set-uid programs and the system calls that a codec never needs. It sets
+the limits and executes the program, which it opened before. It dies with its parent. If the kernel
+refuses a part of the request, it exits with status 125 and the reason. To start fast it imports
+nothing of Tenure and nothing slow.
 
-`files` is how other files are kept away. "landlock" asks the kernel to refuse them. "namespace"
-builds a root folder that holds the readable ones, read-only, and the current folder as /attempt.
-"bubblewrap" has the program of that name build it, where it may do what we may not.
+`files` is the method that hides other files. "landlock" has the kernel refuse access. "namespace"
+builds a root folder with the readable files, read-only, and the current folder as /attempt.
+"bubblewrap" has that program build the root folder, where it has rights that we lack.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 4096, 16384, 1 << 18, 2
 _NOBODY = 65_534
-_PID_IN_BUBBLEWRAP = 2  # it makes a namespace of processes, and is the first in it
-_FAILED = 125  # as `env` and `timeout` say it: the wrapper failed, not the program
+_PID_IN_BUBBLEWRAP = 2  # bubblewrap is process 1 of the namespace that it makes
+_FAILED = 125  # as with `env` and `timeout`: the wrapper failed, not the program
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-_ROOT, _WORK = "/tmp", "/attempt"  # nosec B108 # covered by a mount that the cage alone sees
+_ROOT, _WORK = "/tmp", "/attempt"  # nosec B108 # covered by a mount inside the namespace
 
-# By machine: the number of the audit architecture, and of calls that are looked at more closely.
-_LOOKED_AT = (
+# Per machine: the number of the audit architecture and of the calls whose arguments are checked.
+_CHECKED = (
     *("architecture", "clone", "pivot_root", "prlimit64"),
     *("tgkill", "sched_setaffinity", "prctl", "fcntl", "openat"),
 )
@@ -42,17 +42,17 @@ _MACHINES = {
     "x86_64": (0xC000003E, 56, 155, 302, 234, 203, 157, 72, 257),
     "aarch64": (0xC00000B7, 220, 41, 261, 131, 122, 167, 25, 56),
 }
-_OPEN_X86_64 = 2  # aarch64 has openat alone
+_OPEN_X86_64 = 2  # aarch64 has only openat
 _CLONE3, _OPENAT2 = 435, 437
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _TMPFILE = 0o20000000  # a file without a name
-_IOCTL_ONLY = 3  # an access mode that Landlock takes for neither reading nor writing
-# What is refused, one line for each kind, in the same order: sockets and new processes; other
-# processes (signals, memory, priorities); mounts, namespaces and foreign roots; modes, owners,
-# links, devices and attributes; sizes and times of files by name and watching them, which Landlock
-# permits everywhere (sizes: in its first versions); folders, removing and renaming, and shared
-# memory and queues, which would all hide bytes from the limits; keys, modules, clocks, BPF and
-# other ways into the kernel (two lines). First the calls that have the same numbers everywhere.
+_IOCTL_ONLY = 3  # an access mode that Landlock treats as neither reading nor writing
+# The refused calls, one line for each kind, in this order: sockets and new processes; other
+# processes (signals, memory, priorities); mounts, namespaces and other roots; modes, owners, links,
+# devices and attributes; sizes and times of files by name and watching files, which Landlock
+# permits everywhere (sizes: in its first versions); folders, removing and renaming; shared memory
+# and queues (these two would hide bytes from the limits); keys, modules, clocks, BPF and other
+# kernel interfaces (two lines). Calls with the same number on every machine come first.
 _DENIED_EVERYWHERE = (
     *(424, 434, 438, 440, 448),
     *(428, 429, 430, 431, 432, 433, 442, 467),
@@ -88,25 +88,25 @@ _DENIED = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
-    """The kernel does not give what was asked for."""
+class _Refused(Exception):
+    """The kernel refuses a part of the request."""
 
 
 def _check(answer: int, what: str) -> int:
     if answer < 0:
-        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise _Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
     return answer
 
 
 def _calls() -> dict[str, int]:
     machine = os.uname().machine
     if machine not in _MACHINES:
-        raise Refused(f"the numbers of system calls on {machine} are unknown")
-    return dict(zip(_LOOKED_AT, _MACHINES[machine], strict=True))
+        raise _Refused(f"the numbers of system calls on {machine} are unknown")
+    return dict(zip(_CHECKED, _MACHINES[machine], strict=True))
 
 
-def leave(network: bool, files: bool) -> None:
-    """Into namespaces of our own. Without root a user namespace is needed for that."""
+def _enter_namespaces(network: bool, files: bool) -> None:
+    """Enter new namespaces. Without root that needs a user namespace as well."""
     flags = _CLONE_NEWNET * network | (_CLONE_NEWNS | _CLONE_NEWUTS) * files
     flags |= _CLONE_NEWIPC * (network or files)
     uid, gid = os.geteuid(), os.getegid()
@@ -125,20 +125,20 @@ def leave(network: bool, files: bool) -> None:
 
 
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    words = (source.encode(), target.encode(), kind.encode() or None)
-    answer = _libc.mount(*words, ctypes.c_ulong(flags), data.encode() or None)
+    where = (source.encode(), target.encode(), kind.encode() or None)
+    answer = _libc.mount(*where, ctypes.c_ulong(flags), data.encode() or None)
     _check(answer, f"no mount at {target.removeprefix(_ROOT) or '/'}")
 
 
 def _bind(fd: int, target: str, flags: int) -> None:
-    """Show an open file or folder at another place; what its own mount forbids stays forbidden."""
+    """Bind an open file or folder to `target`; restrictions of its own mount stay."""
     _mount(f"/proc/self/fd/{fd}", target, flags=_MS_BIND | _MS_REC)
     kept = os.fstatvfs(fd).f_flag & (_MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     _mount("", target, flags=_MS_REMOUNT | _MS_BIND | kept | flags)
 
 
-def build_root(readable: list[str]) -> None:
-    """A root that holds what may be read, and the current folder as the only one to write to."""
+def _build_root(readable: list[str]) -> None:
+    """Build a root with the readable files, and the current folder as the only writable one."""
     opened = {path: os.open(path, os.O_PATH) for path in readable if not os.path.islink(path)}
     links = {path: os.readlink(path) for path in readable if os.path.islink(path)}
     here = os.open(".", os.O_PATH)
@@ -166,17 +166,17 @@ def build_root(readable: list[str]) -> None:
     os.chdir(_WORK)
 
 
-def landlock(readable: list[str], program: int) -> int:
-    """The rules of Landlock: read and execute these, make, read and write files here."""
+def _landlock(readable: list[str], program: int) -> int:
+    """Landlock rules: read and execute `readable`; make, read and write files here."""
     version = _check(_libc.syscall(444, None, 0, 1), "no Landlock")
-    if version < 3:  # it cannot refuse to truncate the files of the worker
-        raise Refused(f"Landlock is of version {version}; 3 is the first that keeps files whole")
+    if version < 3:  # it cannot keep the program from truncating files of the worker
+        raise _Refused(f"Landlock is of version {version}; 3 is the first that keeps files whole")
     execute, write, read, read_folder, make = (1 << bit for bit in (0, 1, 2, 3, 8))
     truncate = 1 << 14
-    # All that this version knows of files, TCP, signals and abstract sockets is refused.
+    # Refuse everything that this version knows of files, TCP, signals and abstract sockets.
     bits = {3: 15, 4: 15}.get(version, 16)
-    words = ((1 << bits) - 1, 3, 3)[: 1 if version < 4 else 2 if version < 6 else 3]
-    attributes = struct.pack(f"={len(words)}Q", *words)
+    handled = ((1 << bits) - 1, 3, 3)[: 1 if version < 4 else 2 if version < 6 else 3]
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
     rules = _check(_libc.syscall(444, attributes, len(attributes), 0), "no Landlock rules")
     of_files = execute | write | read | truncate
     allowed = {os.open(path, os.O_PATH): execute | read | read_folder for path in readable}
@@ -191,11 +191,12 @@ def landlock(readable: list[str], program: int) -> int:
     return rules
 
 
-def syscall_filter(own: int) -> bytes:
-    """A BPF program that refuses what is listed, and what reaches past the process `own`.
+def _syscall_filter(own: int) -> bytes:
+    """A BPF program that refuses the listed calls, and calls that affect processes but `own`.
 
-    Threads can be made, processes cannot; signals and limits are for the process itself, by a
-    call or by a file's owner; it keeps the signal for its parent's death, and its files a name.
+    The program can make threads but no processes. It can send signals to itself and set its own
+    limits, not those of others. It cannot drop its parent-death signal or make files without a
+    name.
     """
     calls, machine = _calls(), os.uname().machine
     load, equal, least, any_of, mask, give = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -203,16 +204,18 @@ def syscall_filter(own: int) -> bytes:
     steps = [
         (load, 0, 0, 4),
         (equal, 1, 0, calls["architecture"]),
-        (give, 0, 0, 0x80000000),  # of another architecture: the process ends
+        (give, 0, 0, 0x80000000),  # another architecture: kill the process
         (load, 0, 0, 0),
-        (least, 0, 1, 0x40000000),  # x32 has other numbers for the same calls
+        (least, 0, 1, 0x40000000),  # x32 numbers the same calls differently
         (give, 0, 0, refuse),
     ]
 
-    def look(number: int, argument: int, test: int, values: tuple[int, ...], found: int) -> None:
-        """Answer `found` where the low half of the argument passes the test, else the contrary.
+    def check_argument(
+        number: int, argument: int, test: int, values: tuple[int, ...], found: int
+    ) -> None:
+        """Return `found` if the low half of the argument passes the test, else the opposite.
 
-        An argument that opens a file is further looked at for its access mode.
+        For calls that open a file, the access mode is checked too.
         """
         body = [(load, 0, 0, 16 + 8 * argument)]
         for value in values:
@@ -222,31 +225,32 @@ def syscall_filter(own: int) -> bytes:
         body += [(give, 0, 0, refuse if found == allow else allow)]
         steps.extend([(equal, 0, len(body), number), *body])
 
-    look(calls["clone"], 0, any_of, (_CLONE_THREAD,), allow)
-    look(calls["tgkill"], 0, equal, (own,), allow)
-    look(calls["prlimit64"], 0, equal, (0,), allow)
-    look(calls["sched_setaffinity"], 0, equal, (0,), allow)
-    look(calls["prctl"], 0, equal, (_PR_SET_PDEATHSIG,), refuse)
-    look(calls["fcntl"], 1, equal, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), refuse)
-    look(calls["openat"], 2, any_of, (_TMPFILE,), refuse)
+    check_argument(calls["clone"], 0, any_of, (_CLONE_THREAD,), allow)
+    check_argument(calls["tgkill"], 0, equal, (own,), allow)
+    check_argument(calls["prlimit64"], 0, equal, (0,), allow)
+    check_argument(calls["sched_setaffinity"], 0, equal, (0,), allow)
+    check_argument(calls["prctl"], 0, equal, (_PR_SET_PDEATHSIG,), refuse)
+    check_argument(calls["fcntl"], 1, equal, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), refuse)
+    check_argument(calls["openat"], 2, any_of, (_TMPFILE,), refuse)
     if machine == "x86_64":
-        look(_OPEN_X86_64, 1, any_of, (_TMPFILE,), refuse)
-    for number in (_CLONE3, _OPENAT2):  # flags out of sight; the C library then uses the older call
+        check_argument(_OPEN_X86_64, 1, any_of, (_TMPFILE,), refuse)
+    # The flags of these two are in memory. The C library falls back to the older call.
+    for number in (_CLONE3, _OPENAT2):
         steps += [(equal, 0, 1, number), (give, 0, 0, unknown)]
     for number in (*_DENIED_EVERYWHERE, *_DENIED[machine]):
         steps += [(equal, 0, 1, number), (give, 0, 0, refuse)]
     return b"".join(struct.pack("=HBBI", *step) for step in [*steps, (give, 0, 0, allow)])
 
 
-def filter_syscalls(program: bytes) -> None:
-    """From here on."""
-    held = ctypes.create_string_buffer(program)
-    words = struct.pack("@HP", len(program) // 8, ctypes.addressof(held))
-    _check(_libc.prctl(_PR_SET_SECCOMP, 2, words, 0, 0), "no filter of system calls")
+def _filter_syscalls(program: bytes) -> None:
+    """Apply the filter to this process."""
+    buffer = ctypes.create_string_buffer(program)
+    pointer = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, pointer, 0, 0), "no filter of system calls")
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Soft and hard, by the names that `resource` has for them."""
+    """Set soft and hard limits by the names of the `resource` module."""
     for name, value in limits.items():
         number = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(number)
@@ -254,14 +258,14 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (most, most))
 
 
-def restore_signals() -> None:
-    """Python ignores these two, and a program would inherit that: over a limit it shall end."""
+def _restore_signals() -> None:
+    """Python ignores these two signals; the program must not inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
 
 
-def drop_rights() -> None:
-    """Root becomes the folder's owner, or nobody; nothing executed later can gain rights."""
+def _drop_rights() -> None:
+    """Change from root to the folder's owner, or nobody; set-uid programs gain no rights."""
     if os.geteuid() == 0:
         uid = os.stat(".").st_uid or _NOBODY
         os.setgroups([])
@@ -270,49 +274,49 @@ def drop_rights() -> None:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def bubblewrapped(program: str, bwrap: str, readable: list[str], syscalls: bool) -> list[str]:
-    """The command line by which bubblewrap builds the root, without network, and filters calls."""
-    words = [bwrap, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--dev", "/dev"]
+def _bubblewrap_command(program: str, bwrap: str, readable: list[str], syscalls: bool) -> list[str]:
+    """The command line for bubblewrap: it builds the root, without network, and filters calls."""
+    command = [bwrap, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--dev", "/dev"]
     for path in [each for each in readable if not each.startswith("/dev/")]:
         how = ("--symlink", os.readlink(path)) if os.path.islink(path) else ("--ro-bind", path)
-        words += [*how, path]
-    words += ["--ro-bind", program, program, "--bind", os.getcwd(), _WORK, "--chdir", _WORK]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/"]  # both are memory, which no limit counts
+        command += [*how, path]
+    command += ["--ro-bind", program, program, "--bind", os.getcwd(), _WORK, "--chdir", _WORK]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/"]  # both use memory, uncounted
     if syscalls:
         fd = os.memfd_create("filter", 0)
-        os.write(fd, syscall_filter(_PID_IN_BUBBLEWRAP))
+        os.write(fd, _syscall_filter(_PID_IN_BUBBLEWRAP))
         os.lseek(fd, 0, os.SEEK_SET)
-        words += ["--seccomp", str(fd)]
-    return [*words, "--"]
+        command += ["--seccomp", str(fd)]
+    return [*command, "--"]
 
 
-def main(asked: dict[str, object], argv: list[str]) -> None:
-    """Do as asked and become the program; never returns when it did."""
+def main(request: dict[str, object], argv: list[str]) -> None:
+    """Confine this process and execute the program; returns only by an error."""
     parent = os.getppid()
-    readable = [path for path in list(asked["readable"]) if os.path.exists(path)]  # type: ignore[call-overload]
-    files, network, syscalls = asked["files"], bool(asked["network"]), bool(asked["syscalls"])
+    readable = [path for path in list(request["readable"]) if os.path.exists(path)]  # type: ignore[call-overload]
+    files, network, syscalls = request["files"], bool(request["network"]), bool(request["syscalls"])
     program = os.open(argv[0], os.O_RDONLY)
-    os.set_inheritable(program, True)  # the interpreter of a script has to open it again
+    os.set_inheritable(program, True)  # the interpreter of a script opens it again
     if files == "bubblewrap":
-        argv = [*bubblewrapped(argv[0], str(asked["bwrap"]), readable, syscalls), *argv]
+        argv = [*_bubblewrap_command(argv[0], str(request["bwrap"]), readable, syscalls), *argv]
         program = os.open(argv[0], os.O_PATH)
     else:
-        leave(network, files == "namespace")
-    rules = landlock(readable, program) if files == "landlock" else -1
+        _enter_namespaces(network, files == "namespace")
+    rules = _landlock(readable, program) if files == "landlock" else -1
     if files == "namespace":
-        build_root(readable)
+        _build_root(readable)
     os.umask(0o077)
-    limit(dict(asked["limits"]))  # type: ignore[call-overload]
-    restore_signals()
-    if files != "bubblewrap":  # it does this itself, and may be a set-uid program
-        drop_rights()
+    limit(dict(request["limits"]))  # type: ignore[call-overload]
+    _restore_signals()
+    if files != "bubblewrap":  # it does this itself, and may be set-uid
+        _drop_rights()
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit(_FAILED)  # it died before the kernel was told to watch it
+        sys.exit(_FAILED)  # the parent died before the prctl call
     if rules >= 0:
         _check(_libc.syscall(446, rules, 0), "Landlock does not restrict us")
     if syscalls and files != "bubblewrap":
-        filter_syscalls(syscall_filter(os.getpid()))
+        _filter_syscalls(_syscall_filter(os.getpid()))
     os.execve(program, argv, _ENVIRONMENT)  # nosec B606 # no shell is the point
 
 
@@ -320,6 +324,6 @@ if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         try:
             main(json.loads(sys.argv[1]), sys.argv[2:])
-        except (Refused, OSError) as error:
+        except (_Refused, OSError) as error:
             sys.stderr.write(f"confine: {error}\n")
             sys.exit(_FAILED)

@@ -1,8 +1,8 @@
-"""ffmpeg: where it is, how it is asked, and what its progress lines mean.
+"""Finds ffmpeg, builds its command lines, and reads its output.
 
-It reads the local copy and nothing else: the only protocol is `file`, and only formats that cannot
-point to further files are opened (a playlist, or a concat script, in a file called clip.mp4 is
-refused by name). What a user chose reaches the command line as numbers and table rows only.
+ffmpeg reads only the local copy: `file` is the only permitted protocol, and only formats that
+cannot refer to other files are opened. A playlist or concat script named clip.mp4 is refused.
+User input reaches the command line only as numbers and as rows of a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.core.transcode import FormatName, Output
 
 INPUT = "input"
 
-# Containers and raw streams; no hls, dash, concat, image2, sdp or other lists of references.
+# Containers and raw streams. No hls, dash, concat, image2 or sdp: they refer to other files.
 FORMATS_READ = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,mxf,ogg,wav,w64,mp3,"
     "aac,ac3,eac3,flac,aiff,caf,amr,h264,hevc,ivf,dv,rm,gif,wtv"
@@ -65,7 +65,7 @@ _STREAM = re.compile(r"Stream #0:\d+.*?: (Video|Audio):")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What ffmpeg saw in the source; 0 where it cannot tell how long it is."""
+    """What ffmpeg found in the source; a duration of 0 is unknown."""
 
     duration_s: float
     has_video: bool
@@ -84,41 +84,41 @@ def locate_ffmpeg(chosen: Path | None = None) -> Path:
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
 
-        with contextlib.suppress(RuntimeError):  # the wheel without a program, for other machines
+        with contextlib.suppress(RuntimeError):  # a wheel without a program
             return Path(imageio_ffmpeg.get_ffmpeg_exe())
     raise UsageError("no ffmpeg found; install it, or: pip install 'tenure[transcode]'")
 
 
 def is_from_wheel(program: Path) -> bool:
-    """Whether it came with Python packages, and so is as old as the newest wheel."""
+    """Whether it comes from a Python wheel, which the system does not update."""
     return "imageio_ffmpeg" in program.parts
 
 
 def media_type(output: Output) -> str:
-    """For the object's Content-Type."""
+    """The Content-Type of an output."""
     return _FORMATS[output.format].media_type
 
 
 def wants_video(output: Output) -> bool:
-    """Whether this output cannot be made from a source without pictures."""
+    """Whether this output needs a source with video."""
     return bool(_FORMATS[output.format].video)
 
 
 def probe_command(program: Path) -> list[str]:
-    """Look at the source; ffmpeg ends with an error then, because it is given nothing to do."""
-    return [str(program), "-hide_banner", "-nostdin", *_read()]
+    """Describe the source; ffmpeg exits with an error, because it gets no output to make."""
+    return [str(program), "-hide_banner", "-nostdin", *_input()]
 
 
-def read_probe(said: str) -> Probe | None:
-    """What `probe_command` found, or None when it is no media file.
+def read_probe(stderr: str) -> Probe | None:
+    """What `probe_command` found, or None if the source is no media file.
 
     >>> read_probe("  Duration: 00:01:02.50, start: 0\\n  Stream #0:0[0x1]: Video: h264")
     Probe(duration_s=62.5, has_video=True, has_audio=False)
     """
-    kinds = set(_STREAM.findall(said))
+    kinds = set(_STREAM.findall(stderr))
     if not kinds:
         return None
-    match = _DURATION.search(said)
+    match = _DURATION.search(stderr)
     hours, minutes, seconds = match.groups() if match else ("0", "0", "0")
     duration_s = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     return Probe(duration_s, "Video" in kinds, "Audio" in kinds)
@@ -127,16 +127,16 @@ def read_probe(said: str) -> Probe | None:
 def convert_command(program: Path, output: Output, probe: Probe, *, threads: int) -> list[str]:
     """Make one output from the local copy, with progress on stdout."""
     chosen = _FORMATS[output.format]
-    words = [str(program), "-hide_banner", "-nostdin", "-nostats", "-loglevel", "error"]
-    words += ["-progress", "pipe:1", "-stats_period", "0.5", *_read()]
-    words += ["-map_metadata", "-1", "-dn", "-sn", "-threads", str(threads)]
-    words += _video(chosen, output) if chosen.video and probe.has_video else ["-vn"]
-    words += _audio(chosen, output) if chosen.audio and probe.has_audio else ["-an"]
-    return [*words, *chosen.more, "-f", chosen.muxer, "-y", f"file:{output.name}"]
+    command = [str(program), "-hide_banner", "-nostdin", "-nostats", "-loglevel", "error"]
+    command += ["-progress", "pipe:1", "-stats_period", "0.5", *_input()]
+    command += ["-map_metadata", "-1", "-dn", "-sn", "-threads", str(threads)]
+    command += _video(chosen, output) if chosen.video and probe.has_video else ["-vn"]
+    command += _audio(chosen, output) if chosen.audio and probe.has_audio else ["-an"]
+    return [*command, *chosen.more, "-f", chosen.muxer, "-y", f"file:{output.name}"]
 
 
 def progress_us(line: str) -> int | None:
-    """Microseconds of the output made so far, where the line says so.
+    """Microseconds of output made so far, if the line contains that.
 
     >>> progress_us("out_time_us=1920000"), progress_us("fps=25"), progress_us("out_time_us=N/A")
     (1920000, None, None)
@@ -145,19 +145,19 @@ def progress_us(line: str) -> int | None:
     return max(int(match[1]), 0) if match else None
 
 
-def _read() -> list[str]:
+def _input() -> list[str]:
     return ["-protocol_whitelist", "file", "-format_whitelist", FORMATS_READ, "-i", f"file:{INPUT}"]
 
 
 def _video(chosen: _Format, output: Output) -> list[str]:
-    words = ["-map", "0:v:0", "-c:v", *chosen.video]
-    if output.height:  # never larger than the source, and even, as most encoders want it
-        words += ["-vf", f"scale=-2:min({output.height}\\,trunc(ih/2)*2)"]
+    options = ["-map", "0:v:0", "-c:v", *chosen.video]
+    if output.height:  # never larger than the source; most encoders need even sizes
+        options += ["-vf", f"scale=-2:min({output.height}\\,trunc(ih/2)*2)"]
     elif output.format != "jpg":
-        words += ["-vf", "scale=trunc(iw/2)*2:trunc(ih/2)*2"]
-    return [*words, "-b:v", f"{output.video_kbps}k"] if output.video_kbps else words
+        options += ["-vf", "scale=trunc(iw/2)*2:trunc(ih/2)*2"]
+    return [*options, "-b:v", f"{output.video_kbps}k"] if output.video_kbps else options
 
 
 def _audio(chosen: _Format, output: Output) -> list[str]:
-    words = ["-map", "0:a:0", "-c:a", *chosen.audio]
-    return [*words, "-b:a", f"{output.audio_kbps}k"] if output.audio_kbps else words
+    options = ["-map", "0:a:0", "-c:a", *chosen.audio]
+    return [*options, "-b:a", f"{output.audio_kbps}k"] if output.audio_kbps else options

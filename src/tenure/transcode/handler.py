@@ -1,9 +1,9 @@
-"""One transcode attempt: fetching, processing, uploading, and always a clean folder afterwards.
+"""One transcode attempt: fetch, process, upload, and remove the folder.
 
-Each stage begins with a report of type `stage`, which the contract makes the job's state, under
-the fence; progress within it is `job.report(percent, stage)`. A report that answers `LeaseLost`
-ends the attempt: ffmpeg is killed and nothing is published. The result names the outputs by keys
-that hold this claim's version, and the fenced settlement that stores it is what publishes them.
+Each stage begins with a fenced report of type `stage`, which becomes the job's state. Progress
+within a stage is `job.report(percent, stage)`. A report that raises `LeaseLost` ends the attempt:
+ffmpeg is killed and nothing is published. The result lists the outputs by keys that contain this
+claim's version. The fenced settle that stores the result publishes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,13 +42,13 @@ from tenure.transcode.storage import (
 )
 from tenure.vault import CredentialStore, Vault, without_secrets
 
-_SAID_CHARS_MAX = 500
+_STDERR_CHARS_MAX = 500
 _DISK_WAIT_S = 60.0
-_SLACK = 2**20  # blocks that are not full
+_SLACK_BYTES = 2**20  # for blocks that are not full
 
 
-class Running(Protocol):
-    """What a transcode needs of its job."""
+class RunningJob(Protocol):
+    """The part of the worker's `Job` that a transcode uses."""
 
     @property
     def id(self) -> str:
@@ -68,15 +67,15 @@ class Running(Protocol):
         progress: Any = None,
         step: str = "",
         *,
-        type: str = "progress",  # noqa: A002 - the contracts' own word for it
+        type: str = "progress",  # noqa: A002 - the name of the contracts
         data: Any = None,
     ) -> Awaitable[None]:
-        """Publish news; raises `LeaseLost` when this attempt is over."""
+        """Publish progress; raises `LeaseLost` if this attempt has lost its lease."""
 
 
 @dataclass(slots=True)
 class Transcoder:
-    """What all attempts of a worker share. `start` it before the first, `close` it at the end."""
+    """Shared by all attempts of a worker; `start` before the first one, `close` at the end."""
 
     store: CredentialStore
     vault: Vault
@@ -87,28 +86,28 @@ class Transcoder:
     program: Path = field(init=False)
     cage: Cage = field(init=False)
     workspace: Workspace = field(init=False)
-    turns: asyncio.Semaphore = field(init=False)
+    slots: asyncio.Semaphore = field(init=False)
 
     async def start(self) -> Transcoder:
-        """Find ffmpeg and its cage, and sweep what dead workers left."""
+        """Find ffmpeg and its cage, and remove the folders of dead workers."""
         self.program = ffmpeg.locate_ffmpeg(self.settings.ffmpeg)
         chosen = self.settings
         self.cage = await asyncio.to_thread(
             find_cage, self.program, chosen.readable, chosen.required
         )
         self.workspace = Workspace(self.settings.work_folder).open()
-        self.turns = asyncio.Semaphore(self.settings.parallel)
+        self.slots = asyncio.Semaphore(self.settings.parallel)
         return self
 
     def close(self) -> None:
-        """Remove this boot's folder."""
+        """Remove the folder of this process."""
         self.workspace.close()
 
 
-def transcode_handler(shared: Transcoder) -> Callable[[Running], Awaitable[dict[str, Any]]]:
+def transcode_handler(shared: Transcoder) -> Callable[[RunningJob], Awaitable[dict[str, Any]]]:
     """The handler for the jobs of an inbox."""
 
-    async def transcode(job: Running) -> dict[str, Any]:
+    async def transcode(job: RunningJob) -> dict[str, Any]:
         request = read_request(job.payload)
         access = Access(job.lease, shared.store, shared.vault, shared.refresh)
         async with GuardedProxy(shared.guard) as proxy, shared.workspace.attempt() as folder:
@@ -121,12 +120,12 @@ def transcode_handler(shared: Transcoder) -> Callable[[Running], Awaitable[dict[
 @dataclass(slots=True)
 class _Attempt:
     shared: Transcoder
-    job: Running
+    job: RunningJob
     request: Transcode
     access: Access
     mover: Mover
     folder: Path
-    _told_s: float = 0.0
+    _reported_s: float = 0.0
 
     async def run(self) -> dict[str, Any]:
         size = await self._fetch()
@@ -143,19 +142,19 @@ class _Attempt:
         await self.job.report(0, "fetching", type="stage")
         file = self.folder / ffmpeg.INPUT
 
-        async def fetch(given: Credentials) -> int:
+        async def fetch(credentials: Credentials) -> int:
             return await self.mover.fetch(
                 self.request.source,
-                given,
+                credentials,
                 file,
-                room=self._check_room,
-                told=partial(self._tell_share, "fetching"),
+                check_room=self._check_room,
+                on_progress=self._report_fetched,
             )
 
         return await self.access.use(fetch)
 
-    def _check_room(self, size: int, here: int) -> None:
-        needed = self.shared.settings.disk_needed_bytes(size, len(self.request.outputs)) - here
+    def _check_room(self, size: int, fetched: int) -> None:
+        needed = self.shared.settings.disk_needed_bytes(size, len(self.request.outputs)) - fetched
         if needed > self.shared.workspace.total_bytes():
             raise Fatal(
                 f"this job needs {needed} bytes of disk, more than the worker has in all",
@@ -176,10 +175,10 @@ class _Attempt:
 
     async def _probe(self, size: int) -> ffmpeg.Probe:
         ended = await self._run(ffmpeg.probe_command(self.shared.program), size)
-        probe = ffmpeg.read_probe(ended.said)
+        probe = ffmpeg.read_probe(ended.stderr)
         if probe is None:
             raise Fatal(
-                f"the source is no media file that may be read: {_short(ended.said)}",
+                f"the source is no media file that may be read: {_end_of(ended.stderr)}",
                 code="not_media",
             )
         return probe
@@ -193,7 +192,7 @@ class _Attempt:
             made_us = ffmpeg.progress_us(text)
             if made_us is not None and probe.duration_s:
                 share = min(made_us / 1e6 / probe.duration_s, 1.0)
-                await self._tell("processing", (number + share) / count)
+                await self._report_progress("processing", (number + share) / count)
 
         command = ffmpeg.convert_command(
             self.shared.program, output, probe, threads=self.shared.settings.threads
@@ -206,16 +205,17 @@ class _Attempt:
         self, command: list[str], size: int, line: Callable[[str], Awaitable[None]] | None = None
     ) -> Ended:
         chosen = self.shared.settings
+        outputs_bytes = len(self.request.outputs) * chosen.output_cap_bytes(size)
         limits = Limits(
             memory_bytes=chosen.memory_bytes_max,
             file_bytes=chosen.output_cap_bytes(size),
             cpu_s=chosen.cpu_s_max,
             wall_s=chosen.wall_s_max,
             threads=chosen.threads_max,
-            folder_bytes=size + len(self.request.outputs) * chosen.output_cap_bytes(size) + _SLACK,
+            folder_bytes=size + outputs_bytes + _SLACK_BYTES,
         )
         try:
-            async with self.shared.turns:
+            async with self.shared.slots:
                 return await self.shared.cage.run(
                     command, folder=self.folder, limits=limits, line=line
                 )
@@ -231,10 +231,10 @@ class _Attempt:
             rule = "200 % of its source" if cap == 2 * size else f"{cap} bytes"
             raise Fatal(f"{output.name}: the output would exceed {rule}", code="output_too_large")
         if ended.code != 0:
-            if "No space left" in ended.said:
+            if "No space left" in ended.stderr:
                 raise Retry(_DISK_WAIT_S, f"{output.name}: the disk is full", code="disk_full")
-            words = f"{output.name}: ffmpeg ended with {ended.code}: {_short(ended.said)}"
-            raise Fatal(words, code="ffmpeg_failed")
+            reason = f"{output.name}: ffmpeg ended with {ended.code}: {_end_of(ended.stderr)}"
+            raise Fatal(reason, code="ffmpeg_failed")
         if not made:
             raise Fatal(f"{output.name}: ffmpeg made nothing of it", code="ffmpeg_failed")
 
@@ -243,7 +243,7 @@ class _Attempt:
         place, lease = self.request.destination, self.job.lease
         if lease.fence > 1:
             await self.access.use(
-                lambda given: self.mover.remove_older(place, given, lease.job_id, lease.fence)
+                lambda keys: self.mover.remove_older(place, keys, lease.job_id, lease.fence)
             )
         made: list[dict[str, Any]] = []
         try:
@@ -254,7 +254,7 @@ class _Attempt:
                 )
         except Exception:
             paths = [str(one["key"]) for one in made]
-            await self.access.use(lambda given: self.mover.remove(place, given, paths))
+            await self.access.use(lambda keys: self.mover.remove(place, keys, paths))
             raise
         return made
 
@@ -263,7 +263,7 @@ class _Attempt:
         key = output_key(self.job.id, self.job.lease.fence, output.name)
         kind = ffmpeg.media_type(output)
         place = self.request.destination
-        path = await self.access.use(lambda given: self.mover.put(place, given, key, file, kind))
+        path = await self.access.use(lambda keys: self.mover.put(place, keys, key, file, kind))
         size, digest = await asyncio.to_thread(_measure, file)
         return {
             "name": output.name,
@@ -273,19 +273,19 @@ class _Attempt:
             "content_type": kind,
         }
 
-    async def _tell_share(self, stage: str, done: int, total: int) -> None:
-        await self._tell(stage, done / total if total else 0.0)
+    async def _report_fetched(self, done: int, total: int) -> None:
+        await self._report_progress("fetching", done / total if total else 0.0)
 
-    async def _tell(self, stage: str, share: float) -> None:
-        """Report progress, but not more often than anybody wants to read it."""
+    async def _report_progress(self, stage: str, share: float) -> None:
+        """Report progress, at most once every `report_every_s`."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= self.shared.settings.report_every_s:
-            self._told_s = now_s
+        if now_s - self._reported_s >= self.shared.settings.report_every_s:
+            self._reported_s = now_s
             await self.job.report(min(round(100 * share), 99), stage)
 
 
 def _made_bytes(file: Path) -> int:
-    """The size of an output; 0 for a link or anything else that is no file of the attempt alone."""
+    """The size of an output; 0 unless it is a regular file with a single link."""
     try:
         found = file.lstat()
     except FileNotFoundError:
@@ -298,6 +298,6 @@ def _measure(file: Path) -> tuple[int, str]:
         return file.stat().st_size, hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _short(said: str) -> str:
-    """The end of what ffmpeg said: it names the reason there, and our local file names only."""
-    return without_secrets(said)[-_SAID_CHARS_MAX:] or "no words"
+def _end_of(stderr: str) -> str:
+    """The end of ffmpeg's output, which contains the reason, and only local file names."""
+    return without_secrets(stderr)[-_STDERR_CHARS_MAX:] or "it printed nothing"

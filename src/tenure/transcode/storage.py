@@ -1,4 +1,4 @@
-"""Moves bytes between object storage, HTTP and the attempt's folder, with the job's credentials."""
+"""Transfers between object storage or HTTP and the attempt's folder, with the job's credentials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ from tenure.core.errors import TenureError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.transcode import Place, Transcode
-from tenure.egress import Client, EgressError, GuardedProxy, Limits, Refused, TooLarge, read_target
+from tenure.egress import (
+    Client,
+    EgressError,
+    GuardedProxy,
+    Limits,
+    RequestRefused,
+    TooLarge,
+    read_target,
+)
 from tenure.egress.client import Body
 from tenure.vault import CredentialStore, StoredCredentials, Vault
 
@@ -37,7 +45,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_@:-][A-Za-z0-9_.@:-]{0,127}")
 
 
 def read_request(payload: Any) -> Transcode:
-    """The payload as its type; one that does not fit can never succeed."""
+    """The payload as its type; `Fatal` if it does not fit, since a retry cannot succeed."""
     try:
         return msgspec.convert(payload, Transcode)
     except msgspec.ValidationError as error:
@@ -45,7 +53,7 @@ def read_request(payload: Any) -> Transcode:
 
 
 def output_key(job_id: str, fence: int, name: str) -> str:
-    """The key below the destination. The claim's version keeps a stale worker from overwriting.
+    """The key below the destination; the claim's version keeps a stale worker from overwriting it.
 
     >>> output_key("01J9", 3, "720p.mp4")
     '01J9/v3/720p.mp4'
@@ -60,14 +68,14 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodeSettings:
-    """Limits and places.
+    """Limits and folders.
 
-    A source over `doubling_from_bytes` may at most double: the 200 % rule of section 11. Below it
-    an output may have `output_bytes_max`. `local_root` is the one folder from which `file://`
-    sources may be read and to which outputs may be written; None means nowhere.
-    At most `parallel` ffmpegs run at once, however many attempts a worker holds.
-    `required` names the parts of the cage (network, files, syscalls) without which ffmpeg does not
-    run at all; `readable` are further places that it may read, for libraries in unusual ones.
+    An output of a source over `doubling_from_bytes` may be at most twice its size: the 200 % rule
+    of section 11. Outputs of smaller sources may have `output_bytes_max`. `local_root` is the only
+    folder for `file://` sources and outputs; None permits none. At most `parallel` ffmpegs run at
+    once, however many attempts a worker holds. ffmpeg does not run without the `required` parts of
+    the cage (network, files, syscalls). `readable` are further paths that it may read, such as
+    unusual library folders.
     """
 
     work_folder: Path = field(
@@ -91,30 +99,30 @@ class TranscodeSettings:
     readable: tuple[str, ...] = ()
 
     def output_cap_bytes(self, source_bytes: int) -> int:
-        """How large each output of this source may become."""
+        """The largest permitted size of an output of this source."""
         if source_bytes > self.doubling_from_bytes:
             return 2 * source_bytes
         return self.output_bytes_max
 
     def disk_needed_bytes(self, source_bytes: int, outputs: int) -> int:
-        """What must be free before the work begins: the copy, and outputs of twice its size."""
+        """The disk space needed before work begins: the copy, and outputs of twice its size."""
         return source_bytes * (1 + 2 * outputs) + self.disk_reserve_bytes
 
 
 Answer = TypeVar("Answer")
 Refresh = Callable[[Lease, int], Awaitable[StoredCredentials]]
-"""Credentials above the refused version; `tenure.webhooks.refresh` has one."""
+"""Returns credentials newer than the refused version; see `tenure.webhooks.refresh`."""
 
 
 class AccessDenied(TenureError):
-    """Storage answered 401 or 403, or that the token has expired."""
+    """Storage answered 401 or 403, or the token has expired."""
 
     code = "access_denied"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Opened credentials, for the source and for the destination."""
+    """Decrypted credentials for the source and for the destination."""
 
     version: int
     source: Mapping[str, Any] = field(repr=False)
@@ -122,7 +130,7 @@ class Credentials:
 
 
 class Access:
-    """One attempt's way to its credentials."""
+    """The credentials of one attempt, refreshed when storage refuses them."""
 
     def __init__(
         self, lease: Lease, store: CredentialStore, vault: Vault, refresh: Refresh
@@ -134,9 +142,9 @@ class Access:
         self._opened: Credentials | None = None
 
     async def use(self, action: Callable[[Credentials], Awaitable[Answer]]) -> Answer:
-        """Do it; when storage refuses, do it again with refreshed credentials.
+        """Run `action`; if storage refuses the credentials, refresh them and run it again.
 
-        The refresher counts and ends the job at its limit, so this ends too.
+        The refresher ends the job at its own limit, so this loop ends too.
         """
         if self._opened is None:
             self._opened = await self._open(await self._store.read(self._lease))
@@ -152,26 +160,26 @@ class Access:
             return Credentials(stored.version, {}, {})
         plain = await self._vault.open(stored.sealed, stored.binding)
         try:
-            said = msgspec.json.decode(plain.reveal(), type=dict[str, dict[str, Any]])
+            sides = msgspec.json.decode(plain.reveal(), type=dict[str, dict[str, Any]])
         except msgspec.MsgspecError:
-            # Not its words: they quote what does not fit.
+            # The decoder's message would quote the credentials.
             raise Fatal(
                 'the credentials are no object with "source" and "destination" objects',
                 code="bad_credentials",
             ) from None
-        return Credentials(stored.version, said.get("source", {}), said.get("destination", {}))
+        return Credentials(stored.version, sides.get("source", {}), sides.get("destination", {}))
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired"})
-_PASSING = frozenset({408, 409, 423, 425, 429})
+_TRANSIENT = frozenset({408, 409, 423, 425, 429})
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A store, and the key (or prefix) within it that the URL named."""
+    """A store, and the key (or prefix) of the URL within it."""
 
     store: Any
     key: str
@@ -181,7 +189,7 @@ class Opened:
         return f"{self.key.rstrip('/')}/{more}" if self.key else more
 
 
-def open_store(
+def _open_store(
     place: Place,
     credentials: Mapping[str, Any],
     *,
@@ -192,15 +200,15 @@ def open_store(
     """The store that a URL names."""
     if place.endpoint:
         try:
-            read_target(place.endpoint)  # the storage client ends the worker's thread over file://
-        except Refused as error:
-            words = f"an endpoint is an http or https URL with a host: {error}"
-            raise Fatal(words, code="address_refused") from None
+            read_target(place.endpoint)  # file:// would crash the storage client's thread
+        except RequestRefused as error:
+            reason = f"an endpoint is an http or https URL with a host: {error}"
+            raise Fatal(reason, code="address_refused") from None
     parts = urlsplit(place.url)
     key = unquote(parts.path).lstrip("/")
     client: Any = {
         "proxy_url": proxy_url,
-        "allow_http": True,  # the guard decides: plain http only where the allow list says so
+        "allow_http": True,  # the guard permits plain http only to hosts of the allow list
         "connect_timeout": timedelta(seconds=10),
         "timeout": timedelta(seconds=transfer_s_max),
     }
@@ -212,8 +220,8 @@ def open_store(
     if parts.scheme == "file":
         return _local(parts.path, local_root)
     if parts.scheme not in makers or not parts.netloc or parts.query or parts.fragment:
-        words = "a place is s3://bucket/key, gs://bucket/key, az://container/key or https://"
-        raise Fatal(words, code="bad_request")
+        reason = "a place is s3://bucket/key, gs://bucket/key, az://container/key or https://"
+        raise Fatal(reason, code="bad_request")
     try:
         return Opened(makers[parts.scheme](), key)
     except (BaseError, ValueError, TypeError) as error:
@@ -228,7 +236,7 @@ def _s3(bucket: str, place: Place, given: Mapping[str, Any], client: Any) -> Any
     signed = "access_key_id" in given and "secret_access_key" in given
     config: Any = {
         "region": region,
-        # Always said, so that no AWS_* variable of this machine can lead elsewhere.
+        # Always set, so that no AWS_* variable of this machine can change it.
         "endpoint": place.endpoint or f"https://s3.{region}.amazonaws.com",
         "virtual_hosted_style_request": False,
         "skip_signature": not signed,
@@ -274,8 +282,8 @@ def _gcs(bucket: str, place: Place, given: Mapping[str, Any], client: Any) -> An
 def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) -> Any:
     names = [name for name in ("sas_token", "access_key", "token") if name in given]
     if not place.account:
-        words = 'an az:// place says its storage account in "account"'
-        raise Fatal(words, code="bad_request")
+        reason = 'an az:// place names its storage account in "account"'
+        raise Fatal(reason, code="bad_request")
     config: Any = {
         "account_name": place.account,
         "endpoint": place.endpoint or f"https://{place.account}.blob.core.windows.net",
@@ -297,129 +305,140 @@ def _azure(container: str, place: Place, given: Mapping[str, Any], client: Any) 
 def _local(path: str, root: Path | None) -> Opened:
     if root is None:
         raise Fatal("file:// places are not permitted by this worker", code="address_refused")
-    asked, allowed = Path(unquote(path)).resolve(), root.resolve()
-    if not asked.is_relative_to(allowed):
-        words = "this file:// place is outside the permitted folder"
-        raise Fatal(words, code="address_refused")
-    return Opened(LocalStore(allowed), str(asked.relative_to(allowed)))
+    target, allowed = Path(unquote(path)).resolve(), root.resolve()
+    if not target.is_relative_to(allowed):
+        reason = "this file:// place is outside the permitted folder"
+        raise Fatal(reason, code="address_refused")
+    return Opened(LocalStore(allowed), str(target.relative_to(allowed)))
 
 
-STORAGE_ERRORS = (BaseError, FileNotFoundError)
-"""What obstore raises; a missing object is a built-in error in its newer versions."""
+_STORAGE_ERRORS = (BaseError, FileNotFoundError)
+"""The errors of obstore; newer versions raise a built-in error for a missing object."""
 
 
 def failure_of(error: Exception, what: str, proxy: EgressError | None) -> Exception:
-    """What an error of the storage client asks for; none of its words are kept.
+    """The error to raise for an error of the storage client, whose message is dropped.
 
-    `proxy` is why the way out was closed, if it was: the client then has a status of our proxy.
+    `proxy` is the guard's reason for refusing the connection, if it did. The client then reports a
+    status of our proxy.
     """
     text = str(error)
     if isinstance(error, NotFoundError | FileNotFoundError):
-        return by_status(404, what)
+        return _by_status(404, what)
     code, found = _CODE.search(text), _STATUS.search(text)
-    word, status = code[1] if code else "", int(found[1]) if found else 0
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or word in _EXPIRED:
-        return by_status(status if status in (401, 403) else 403, what, word)
-    if isinstance(proxy, Refused):
+    name, status = code[1] if code else "", int(found[1]) if found else 0
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or name in _EXPIRED:
+        return _by_status(status if status in (401, 403) else 403, what, name)
+    if isinstance(proxy, RequestRefused):
         return Fatal(f"{what}: {proxy}", code=proxy.code)
     if proxy is not None:
         return Retry(None, f"{what}: {proxy}", code=proxy.code)
     if not status:
         return Retry(None, f"{what}: storage does not answer", code="unreachable")
-    return by_status(status, what, word)
+    return _by_status(status, what, name)
 
 
-def by_status(status: int, what: str, word: str = "") -> Exception:
-    """What an HTTP status asks for, from a storage client and of a signed URL alike."""
-    said, code = f"{status} {word}".strip(), f"http_{status}"
+def _by_status(status: int, what: str, name: str = "") -> Exception:
+    """The error to raise for an HTTP status, of a storage client or a signed URL."""
+    text, code = f"{status} {name}".strip(), f"http_{status}"
     if status in (401, 403):
-        return AccessDenied(f"{what}: storage refuses the credentials ({said})")
+        return AccessDenied(f"{what}: storage refuses the credentials ({text})")
     if status == 404:
         return Fatal(f"{what}: there is no such object or bucket", code=code)
-    if status in _PASSING or status >= 500:
-        return Retry(None, f"{what}: storage answered {said}", code=code)
-    return Fatal(f"{what}: storage answered {said}", code=code)
+    if status in _TRANSIENT or status >= 500:
+        return Retry(None, f"{what}: storage answered {text}", code=code)
+    return Fatal(f"{what}: storage answered {text}", code=code)
 
 
-_PIECE_BYTES = 4 * 1024 * 1024
+_CHUNK_BYTES = 4 * 1024 * 1024
 
-Told = Callable[[int, int], Awaitable[None]]
-"""Bytes so far, and of how many (0: unknown)."""
-Room = Callable[[int, int], None]
-"""Raises when a source of this size, of which so much is here, cannot be taken now."""
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Gets the bytes transferred so far and the total (0: unknown)."""
+CheckRoom = Callable[[int, int], None]
+"""Gets the size of a source and the bytes fetched; raises if the disk has no room for it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """What a transfer needs: the guarded client, the guarded proxy, the limits."""
+    """Transfers files through the guarded client and the guarded proxy."""
 
     client: Client
     proxy: GuardedProxy
     settings: TranscodeSettings
 
     async def fetch(
-        self, place: Place, given: Credentials, file: Path, *, room: Room, told: Told
+        self,
+        place: Place,
+        credentials: Credentials,
+        file: Path,
+        *,
+        check_room: CheckRoom,
+        on_progress: OnProgress,
     ) -> int:
-        """Copy the source to a file; its size."""
-        signed = given.source.get("signed_url")
+        """Copy the source to a file; returns its size."""
+        signed = credentials.source.get("signed_url")
         url = signed if isinstance(signed, str) else place.url
         if urlsplit(url).scheme in ("https", "http"):
-            return await self._fetch_url(url, file, room, told)
-        opened = self._open(place, given.source)
+            return await self._fetch_url(url, file, check_room, on_progress)
+        opened = self._open(place, credentials.source)
         try:
             answer = await obstore.get_async(opened.store, opened.key)
             size = int(answer.meta["size"])
-            self._check(size, room)
-            stream = answer.stream(min_chunk_size=_PIECE_BYTES)
-            return await self._write(file, stream, size, room, told)
-        except STORAGE_ERRORS as error:
+            self._check(size, check_room)
+            stream = answer.stream(min_chunk_size=_CHUNK_BYTES)
+            return await self._write(file, stream, size, check_room, on_progress)
+        except _STORAGE_ERRORS as error:
             raise failure_of(error, "source", self.proxy.failure) from None
 
-    async def put(self, place: Place, given: Credentials, key: str, file: Path, kind: str) -> str:
-        """Copy a file to its destination; where it lies now, as far as that may be shown."""
-        urls = given.destination.get("signed_urls")
+    async def put(
+        self, place: Place, credentials: Credentials, key: str, file: Path, kind: str
+    ) -> str:
+        """Copy a file to its destination; returns its key, without the host of a signed URL."""
+        urls = credentials.destination.get("signed_urls")
         signed = urls.get(file.name) if isinstance(urls, dict) else None
         if isinstance(signed, str):
             await self._put_url(signed, file, kind)
             return key
-        opened = self._open(place, given.destination)
+        opened = self._open(place, credentials.destination)
         path = opened.at(key)
         try:
             await obstore.put_async(
                 opened.store, path, file, attributes=_attributes(place, kind), max_concurrency=2
             )
-        except STORAGE_ERRORS as error:
+        except _STORAGE_ERRORS as error:
             raise failure_of(error, "destination", self.proxy.failure) from None
         return path
 
-    async def remove_older(self, place: Place, given: Credentials, job_id: str, fence: int) -> None:
-        """Take away what earlier claims of this job left; they can publish nothing any more.
+    async def remove_older(
+        self, place: Place, credentials: Credentials, job_id: str, fence: int
+    ) -> None:
+        """Remove outputs of earlier claims of this job, which can no longer be published.
 
-        Credentials that may only write cannot do this: then it is left.
+        Credentials that may only write cannot list or delete. Then the outputs stay.
         """
-        if "signed_urls" in given.destination or not place.url:
+        if "signed_urls" in credentials.destination or not place.url:
             return
-        opened = self._open(place, given.destination)
+        opened = self._open(place, credentials.destination)
         prefix = opened.at(job_id) + "/"
         try:
             async for batch in obstore.list(opened.store, prefix):
                 old = [str(one["path"]) for one in batch if _fence_of(one["path"], prefix) < fence]
                 if old:
                     await obstore.delete_async(opened.store, old)
-        except STORAGE_ERRORS:
+        except _STORAGE_ERRORS:
             return
 
-    async def remove(self, place: Place, given: Credentials, paths: list[str]) -> None:
-        """Take back outputs of an attempt that failed; as far as the credentials permit."""
-        if "signed_urls" in given.destination or not paths:
+    async def remove(self, place: Place, credentials: Credentials, paths: list[str]) -> None:
+        """Remove outputs of an attempt that failed, if the credentials permit it."""
+        if "signed_urls" in credentials.destination or not paths:
             return
         try:
-            await obstore.delete_async(self._open(place, given.destination).store, paths)
-        except STORAGE_ERRORS:
+            await obstore.delete_async(self._open(place, credentials.destination).store, paths)
+        except _STORAGE_ERRORS:
             return
 
     def _open(self, place: Place, credentials: Any) -> Opened:
-        return open_store(
+        return _open_store(
             place,
             credentials,
             proxy_url=self.proxy.url,
@@ -427,70 +446,77 @@ class Mover:
             transfer_s_max=self.settings.transfer_s_max,
         )
 
-    async def _fetch_url(self, url: str, file: Path, room: Room, told: Told) -> int:
+    async def _fetch_url(
+        self, url: str, file: Path, check_room: CheckRoom, on_progress: OnProgress
+    ) -> int:
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
-        address, headers = _signed_in(url)
+        address, headers = _with_basic_auth(url)
         try:
             async with self.client.open("GET", address, headers=headers, limits=limits) as answer:
                 if not 200 <= answer.status < 300:
-                    raise by_status(answer.status, "source")
-                said = answer.headers.get("content-length", "")
-                size = int(said) if said.isdigit() else 0
-                self._check(size, room)
-                return await self._write(file, answer.pieces, size, room, told)
-        except (Refused, TooLarge) as error:
+                    raise _by_status(answer.status, "source")
+                length = answer.headers.get("content-length", "")
+                size = int(length) if length.isdigit() else 0
+                self._check(size, check_room)
+                return await self._write(file, answer.chunks, size, check_room, on_progress)
+        except (RequestRefused, TooLarge) as error:
             raise Fatal(f"source: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"source: {error}", code=error.code) from None
 
     async def _put_url(self, url: str, file: Path, kind: str) -> None:
-        body = Body(await asyncio.to_thread(_size, file), _pieces(file))
+        body = Body(await asyncio.to_thread(_size, file), _chunks(file))
         limits = Limits(total_ms=round(self.settings.transfer_s_max * 1000))
-        address, headers = _signed_in(url)
+        address, headers = _with_basic_auth(url)
         headers.append(("Content-Type", kind))
         try:
             async with self.client.open(
                 "PUT", address, headers=headers, body=body, limits=limits
             ) as ok:
                 if not 200 <= ok.status < 300:
-                    raise by_status(ok.status, "destination")
-        except Refused as error:
+                    raise _by_status(ok.status, "destination")
+        except RequestRefused as error:
             raise Fatal(f"destination: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"destination: {error}", code=error.code) from None
 
-    def _check(self, size: int, room: Room) -> None:
+    def _check(self, size: int, check_room: CheckRoom) -> None:
         if size > self.settings.source_bytes_max:
             raise Fatal(
                 f"the source has {size} bytes; this worker takes {self.settings.source_bytes_max}",
                 code="source_too_large",
             )
-        room(size, 0)
+        check_room(size, 0)
 
     async def _write(
-        self, file: Path, pieces: AsyncIterable[Any], size: int, room: Room, told: Told
+        self,
+        file: Path,
+        chunks: AsyncIterable[Any],
+        size: int,
+        check_room: CheckRoom,
+        on_progress: OnProgress,
     ) -> int:
         written = 0
         with file.open("wb") as out:
-            async for piece in pieces:
-                written += len(piece)
+            async for chunk in chunks:
+                written += len(chunk)
                 if written > self.settings.source_bytes_max:
                     raise Fatal(
                         f"the source goes on after {self.settings.source_bytes_max} bytes",
                         code="source_too_large",
                     )
-                if not size:
-                    room(written, written)  # nobody said how much will come
-                await _write_piece(out, memoryview(piece))
-                await told(written, size)
+                if not size:  # unknown: check as it grows
+                    check_room(written, written)
+                await _write_chunk(out, memoryview(chunk))
+                await on_progress(written, size)
         if size and written != size:
-            words = f"the source ended after {written} of {size} bytes"
-            raise Retry(None, words, code="disconnected")
+            reason = f"the source ended after {written} of {size} bytes"
+            raise Retry(None, reason, code="disconnected")
         return written
 
 
-def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
-    """A URL without its user, and the header that tells the server of that user (Basic)."""
+def _with_basic_auth(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """A URL without user and password, and the Basic authorization header for them."""
     parts = urlsplit(url)
     user, found, host = parts.netloc.rpartition("@")
     if not found:
@@ -500,19 +526,19 @@ def _signed_in(url: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _attributes(place: Place, kind: str) -> Any:
-    # A local folder keeps no attributes and says so by an error.
+    # A local folder cannot store attributes and would raise an error.
     return None if urlsplit(place.url).scheme == "file" else {"Content-Type": kind}
 
 
 def _fence_of(path: object, prefix: str) -> int:
-    word = str(path).removeprefix(prefix).partition("/")[0]
-    number = word.removeprefix("v")
-    return int(number) if word.startswith("v") and number.isdigit() else 2**63
+    folder = str(path).removeprefix(prefix).partition("/")[0]
+    number = folder.removeprefix("v")
+    return int(number) if folder.startswith("v") and number.isdigit() else 2**63
 
 
-async def _write_piece(out: IO[bytes], piece: memoryview) -> None:
+async def _write_chunk(out: IO[bytes], chunk: memoryview) -> None:
     try:
-        await asyncio.to_thread(out.write, piece)
+        await asyncio.to_thread(out.write, chunk)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise Retry(60.0, "this worker's disk is full", code="disk_full") from None
@@ -523,7 +549,7 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
-async def _pieces(file: Path) -> AsyncIterator[bytes]:
+async def _chunks(file: Path) -> AsyncIterator[bytes]:
     with file.open("rb") as source:
-        while piece := await asyncio.to_thread(source.read, _PIECE_BYTES):
-            yield piece
+        while chunk := await asyncio.to_thread(source.read, _CHUNK_BYTES):
+            yield chunk

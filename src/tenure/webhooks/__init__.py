@@ -1,9 +1,8 @@
-"""Webhooks: events signed, delivered by the same worker as any job, and verified by receivers.
+"""Webhooks: signing, delivery, verification by receivers, and refresh of storage credentials.
 
-`signing` makes the four headers, and the Standard Webhooks ones beside them if wanted. `deliver` is
-the handler of the outbox queue: one attempt, freshly signed, through the guarded client; `answers`
-says what the receiver's status asks for. `refresh` asks a requester for new storage credentials.
-Receivers use `verify`, which needs nothing of a worker; `receiving` and `replay` hold it.
+`signing` makes the headers of a delivery. `deliver` is the handler of the outbox queue, which any
+worker runs; `slots` limits its concurrent requests. `refresh` asks a requester for new storage
+credentials. Receivers use `verify` of `receiver`, which needs no worker.
 """
 
 from tenure.webhooks.receiver import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import random
 import time
 from collections import OrderedDict
@@ -12,30 +11,35 @@ from typing import Any, Protocol
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry, Signal, Snooze
-from tenure.core.retry import RetryPolicy, delay_ms, exponential
-from tenure.egress import Client, Disconnected, EgressError, Limits, Refused, Response
+from tenure.core.retry import RetryPolicy, delay_ms, exponential, retry_after_ms
+from tenure.egress import Client, Disconnected, EgressError, Limits, RequestRefused, Response
 from tenure.egress.guard import read_target
-from tenure.webhooks.signing import EndpointSecrets, Rotating, live_keys, new_nonce, signed_headers
-from tenure.webhooks.slots import Turns
+from tenure.webhooks.signing import (
+    EndpointSecrets,
+    KeyRotation,
+    live_keys,
+    new_nonce,
+    signed_headers,
+)
+from tenure.webhooks.slots import DeliverySlots
 
 RETRY = exponential(5_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
 """5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 6 h ...: about a day in all."""
-CROWDED = exponential(60_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
-"""For 429: begins with a minute."""
+_RATE_LIMITED_RETRY = exponential(60_000, factor=4.0, max_attempts=10, delay_ms_max=6 * 3_600_000)
+"""After 429: starts with a minute."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How long to wait: after an ordinary failure, and (in a larger bucket) after 429."""
+class RetryPolicies:
+    """The delays after a failure, and the longer ones after 429."""
 
-    ordinary: RetryPolicy = RETRY
-    crowded: RetryPolicy = CROWDED
+    default: RetryPolicy = RETRY
+    rate_limited: RetryPolicy = _RATE_LIMITED_RETRY
 
 
-PACE = Pace()
+_RETRIES = RetryPolicies()
 
-_RETRY_AFTER_MS_MAX = 3_600_000
-_GONE, _CROWDED, _OK, _REDIRECT = 410, 429, 200, 300
+_OK, _REDIRECT, _GONE, _TOO_MANY_REQUESTS = 200, 300, 410, 429
 
 
 def signal_of(
@@ -45,39 +49,19 @@ def signal_of(
     attempt: int,
     chance: float,
     now_s: float,
-    pace: Pace = PACE,
+    retries: RetryPolicies = _RETRIES,
 ) -> Signal | None:
-    """None when delivered, else how the attempt ends."""
+    """None for a 2xx status, else the signal that ends the attempt."""
     if _OK <= status < _REDIRECT:
         return None
-    if status == _CROWDED:
-        return _again(pace.crowded, "429", headers, attempt, chance, now_s)
+    if status == _TOO_MANY_REQUESTS:
+        return _retry(retries.rate_limited, "429", headers, attempt, chance, now_s)
     if status == _GONE:
         return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
-    return _again(pace.ordinary, str(status), headers, attempt, chance, now_s)
+    return _retry(retries.default, str(status), headers, attempt, chance, now_s)
 
 
-def retry_after_ms(value: str, now_s: float) -> int:
-    """Milliseconds by a Retry-After header (a number or a date); 0 without a usable one.
-
-    >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
-    (7000, 20000)
-    >>> retry_after_ms("soon", 0), retry_after_ms("999999", 0), retry_after_ms("nan", 0)
-    (0, 3600000, 0)
-    """
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_s
-        except (ValueError, OverflowError):
-            return 0
-    if not seconds > 0:
-        return 0
-    return round(min(seconds * 1000, _RETRY_AFTER_MS_MAX))
-
-
-def _again(
+def _retry(
     policy: RetryPolicy,
     status: str,
     headers: Mapping[str, str],
@@ -96,43 +80,43 @@ _ORIGINS_MAX = 10_000
 
 
 @dataclass(slots=True)
-class _State:
+class _OriginState:
     pause_s: float
     failures: int = 0
     until_s: float = 0.0
 
 
-class Breaker:
-    """What is known of the origins that failed of late."""
+class CircuitBreaker:
+    """Delays deliveries to origins that have failed several times in a row."""
 
     def __init__(self, *, failures_min: int = 5, pause_s: float = 10.0) -> None:
         self._failures_min = failures_min
         self._pause_s = pause_s
-        self._states: OrderedDict[str, _State] = OrderedDict()
+        self._states: OrderedDict[str, _OriginState] = OrderedDict()
 
     def wait_s(self, origin: str, now_s: float) -> float:
-        """0 when a delivery may be tried now; the first to ask after a pause is the one to try."""
+        """0 if a delivery may be tried now. After a pause, only the first caller gets 0."""
         state = self._states.get(origin)
         if state is None or state.failures < self._failures_min:
             return 0.0
         if now_s < state.until_s:
             return state.until_s - now_s
-        state.until_s = now_s + state.pause_s  # the others wait for what this one finds
+        state.until_s = now_s + state.pause_s  # the others wait for the result of this trial
         return 0.0
 
-    def untried(self, origin: str, now_s: float) -> None:
-        """The delivery that was let through was put off for another reason: the next one tries."""
+    def release_trial(self, origin: str, now_s: float) -> None:
+        """The trial delivery was snoozed for another reason, so the next one may try."""
         state = self._states.get(origin)
         if state is not None and state.failures >= self._failures_min:
             state.until_s = now_s
 
-    def worked(self, origin: str) -> None:
-        """It answered."""
+    def record_success(self, origin: str) -> None:
+        """The origin answered."""
         self._states.pop(origin, None)
 
-    def failed(self, origin: str, now_s: float) -> None:
-        """It did not answer, or with an error of its own."""
-        state = self._states.setdefault(origin, _State(self._pause_s))
+    def record_failure(self, origin: str, now_s: float) -> None:
+        """The origin did not answer, or with a 5xx status."""
+        state = self._states.setdefault(origin, _OriginState(self._pause_s))
         state.failures += 1
         if state.failures > self._failures_min:
             state.pause_s = min(state.pause_s * 2, _PAUSE_S_MAX)
@@ -144,13 +128,13 @@ class Breaker:
 
 LIMITS = Limits(connect_ms=5_000, total_ms=15_000, body_bytes_max=16_384)
 TIMEOUT_S = 25.0
-"""For the task: longer than any exchange, and far shorter than any lease that is being kept."""
-_PUT_OFF_MS_MAX = 86_400_000
+"""Of the task: longer than any exchange, and far shorter than a lease that is extended."""
+_SNOOZED_MS_MAX = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """What goes out. `body` is the event, a JSON object that holds `event_id` too."""
+class _WebhookDelivery:
+    """A webhook to send. `body` is the event, a JSON object that also has `event_id`."""
 
     event_id: str
     url: str
@@ -158,129 +142,119 @@ class Delivery:
     body: bytes
 
 
-def outbox_delivery(lease: Lease) -> Delivery:
-    """The delivery that an outbox lease stands for; its `extra` begins with requester and URL."""
-    extra = lease.extra
-    if not (isinstance(extra, tuple | list) and len(extra) > 1 and extra[1]):
+def _outbox_delivery(lease: Lease) -> _WebhookDelivery:
+    """The delivery of an outbox lease; raises `Fatal` if it has no URL."""
+    if not lease.webhook_url:
         raise Fatal(f"event {lease.job_id} does not say where to deliver it", code="no_url")
-    return Delivery(lease.job_id, str(extra[1]), str(extra[0]), lease.payload)
+    return _WebhookDelivery(lease.job_id, lease.webhook_url, lease.requester, lease.payload)
 
 
-class Running(Protocol):
-    """What a delivery needs of its job."""
+class DeliveryJob(Protocol):
+    """What the handler needs of its job."""
 
     @property
     def attempt(self) -> int:
-        """1 for the first start."""
+        """The number of this attempt, from 1."""
 
     @property
     def lease(self) -> Lease:
-        """The lease, for the event as it was stored."""
+        """The lease, which has the stored event."""
 
 
 def delivery_handler(
     client: Client,
     secrets: EndpointSecrets,
     *,
-    address: Callable[[Lease], Delivery] = outbox_delivery,
     standard: bool = False,
-    pace: Pace = PACE,
-    breaker: Breaker | None = None,
-    turns: Turns | None = None,
-    clock: Callable[[], float] = time.time,
-    chance: Callable[[], float] = random.random,
-) -> Callable[[Running], Awaitable[dict[str, Any]]]:
-    """The handler. `standard` adds the Standard Webhooks headers to the contract's four."""
-    courier = _Courier(
+    retries: RetryPolicies = _RETRIES,
+    breaker: CircuitBreaker | None = None,
+    slots: DeliverySlots | None = None,
+) -> Callable[[DeliveryJob], Awaitable[dict[str, Any]]]:
+    """The handler of the outbox queue. `standard` adds the Standard Webhooks headers."""
+    handler = _DeliveryHandler(
         client=client,
         secrets=secrets,
-        address=address,
         standard=standard,
-        pace=pace,
-        breaker=breaker or Breaker(),
-        turns=turns or Turns(),
-        rotating=Rotating(),
-        clock=clock,
-        chance=chance,
+        retries=retries,
+        breaker=breaker or CircuitBreaker(),
+        slots=slots or DeliverySlots(),
+        rotation=KeyRotation(),
     )
 
-    async def deliver(job: Running) -> dict[str, Any]:
-        return await courier.deliver(job)
+    async def deliver(job: DeliveryJob) -> dict[str, Any]:
+        return await handler.deliver(job)
 
     return deliver
 
 
-class _Unsigned(Exception):
-    """There is nothing to sign with; a secret may be made before the last attempt."""
+class _NoSecret(Exception):
+    """The requester has no secret; it may create one before the last attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Courier:
+class _DeliveryHandler:
     client: Client
     secrets: EndpointSecrets
-    address: Callable[[Lease], Delivery]
     standard: bool
-    pace: Pace
-    breaker: Breaker
-    turns: Turns
-    rotating: Rotating
-    clock: Callable[[], float]
-    chance: Callable[[], float]
+    retries: RetryPolicies
+    breaker: CircuitBreaker
+    slots: DeliverySlots
+    rotation: KeyRotation
 
-    async def deliver(self, job: Running) -> dict[str, Any]:
-        delivery = self.address(job.lease)
-        origin = self._may_try(job, delivery)
+    async def deliver(self, job: DeliveryJob) -> dict[str, Any]:
+        delivery = _outbox_delivery(job.lease)
+        origin = self._check_breaker(job, delivery)
         try:
-            async with self.turns.turn(delivery.requester_id, delivery.url):
-                started_s = self.clock()
-                answer = await self._sent(delivery)
+            async with self.slots.slot(delivery.requester_id, delivery.url):
+                started_s = time.time()
+                answer = await self._send(delivery)
         except Snooze:
-            self.breaker.untried(origin, self.clock())
+            self.breaker.release_trial(origin, time.time())
             raise
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
-        except _Unsigned:
-            wait_ms = delay_ms(self.pace.ordinary, job.attempt, self.chance())
-            words = "not delivered: the requester has no webhook secret (yet)"
-            raise Retry(wait_ms / 1000, words, code="no_secret") from None
+        except _NoSecret:
+            wait_ms = delay_ms(self.retries.default, job.attempt, random.random())
+            message = "not delivered: the requester has no webhook secret (yet)"
+            raise Retry(wait_ms / 1000, message, code="no_secret") from None
         except EgressError as error:
-            self.breaker.failed(origin, self.clock())
-            wait_ms = delay_ms(self.pace.ordinary, job.attempt, self.chance())
-            words = f"not delivered: {error}"
-            raise Retry(wait_ms / 1000, words, code=error.code) from None
-        now_s = self.clock()
+            self.breaker.record_failure(origin, time.time())
+            wait_ms = delay_ms(self.retries.default, job.attempt, random.random())
+            raise Retry(wait_ms / 1000, f"not delivered: {error}", code=error.code) from None
+        now_s = time.time()
         if answer.status >= 500:
-            self.breaker.failed(origin, now_s)
+            self.breaker.record_failure(origin, now_s)
         else:
-            self.breaker.worked(origin)
+            self.breaker.record_success(origin)
         signal = signal_of(
             answer.status,
             answer.headers,
             attempt=job.attempt,
-            chance=self.chance(),
+            chance=random.random(),
             now_s=now_s,
-            pace=self.pace,
+            retries=self.retries,
         )
         if signal is not None:
             raise signal
         return {"status": answer.status, "ms": round((now_s - started_s) * 1000)}
 
-    def _may_try(self, job: Running, delivery: Delivery) -> str:
+    def _check_breaker(self, job: DeliveryJob, delivery: _WebhookDelivery) -> str:
+        """The origin of the receiver; raises `Snooze` while it fails."""
         try:
             origin = read_target(delivery.url).origin
-        except Refused as error:
+        except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
-        now_s = self.clock()
+        now_s = time.time()
         wait_s = self.breaker.wait_s(origin, now_s)
-        old = now_s * 1000 - job.lease.created_ms > _PUT_OFF_MS_MAX
-        if wait_s and not (old and job.lease.created_ms):  # no event is put off for ever
-            raise Snooze(wait_s * (1 + self.chance() / 4), f"{origin} has been failing")
+        old = now_s * 1000 - job.lease.created_ms > _SNOOZED_MS_MAX
+        if wait_s and not (old and job.lease.created_ms):  # an old event is tried anyway
+            raise Snooze(wait_s * (1 + random.random() / 4), f"{origin} has been failing")
         return origin
 
-    async def _sent(self, delivery: Delivery) -> Response:
+    async def _send(self, delivery: _WebhookDelivery) -> Response:
         live = await live_keys(self.secrets, delivery.requester_id)
         if not live:
-            raise _Unsigned
+            raise _NoSecret
 
         async def send(keys: Sequence[bytes]) -> Response:
             try:
@@ -288,18 +262,18 @@ class _Courier:
             except Disconnected as error:
                 if not error.stale:
                     raise
-            return await self._attempt(delivery, keys)  # anew: the old nonce may have been taken
+            return await self._attempt(delivery, keys)  # with a new nonce: the old may be used
 
         receiver = f"{delivery.requester_id} {delivery.url}"
-        return await self.rotating.send(receiver, live, send)
+        return await self.rotation.send(receiver, live, send)
 
-    async def _attempt(self, delivery: Delivery, live: Sequence[bytes]) -> Response:
+    async def _attempt(self, delivery: _WebhookDelivery, live: Sequence[bytes]) -> Response:
         body = delivery.body
         headers = signed_headers(
             live,
             event_id=delivery.event_id,
             body=body,
-            now_s=int(self.clock()),
+            now_s=int(time.time()),
             nonce=new_nonce(),
             standard=self.standard,
         )

@@ -31,14 +31,14 @@ _KEPT_MAX = 1_000_000
 
 
 class NonceStore(Protocol):
-    """Remembers nonces. One `SET nonce 1 NX EX keep_s` in Redis would do as well."""
+    """Remembers nonces. In Redis, `SET nonce 1 NX EX keep_s` does the same."""
 
     async def take(self, nonce: str, *, now_s: float, keep_s: float) -> bool:
-        """True for the first caller with this nonce, and False for all others within `keep_s`."""
+        """True for the first call with this nonce, False for further ones within `keep_s`."""
 
 
 class MemoryNonces:
-    """For a receiver of one process: what it saw is forgotten when it ends."""
+    """For a receiver of one process. The nonces are lost when it ends."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()
@@ -47,7 +47,7 @@ class MemoryNonces:
         while self._until:
             oldest, until = next(iter(self._until.items()))
             if until > now_s and len(self._until) < _KEPT_MAX:
-                break  # a flood of genuine deliveries costs old nonces, never the memory
+                break  # beyond the limit old nonces are dropped, to bound the memory
             del self._until[oldest]
         if nonce in self._until:
             return False
@@ -56,7 +56,7 @@ class MemoryNonces:
 
 
 class SqliteNonces:
-    """For receivers of several processes on one machine, and across restarts."""
+    """For several receiver processes on one machine. The nonces survive restarts."""
 
     def __init__(self, path: Path | str) -> None:
         private_database(Path(path))
@@ -72,7 +72,7 @@ class SqliteNonces:
             return await asyncio.to_thread(self._take, nonce, now_s, keep_s)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._db.close()
 
     def _take(self, nonce: str, now_s: float, keep_s: float) -> bool:
@@ -100,7 +100,7 @@ _SIGNATURES_MAX = 8
 
 
 class InvalidWebhook(Exception):
-    """Do not act on this request. `reason` is one word for counting, the text is for people."""
+    """The request is not genuine. `reason` is for metrics, the message for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -129,7 +129,7 @@ async def verify(
     """Check a delivery and take its nonce; raises `InvalidWebhook`."""
     now = time.time() if now_s is None else now_s
     verified = check(body, headers, secrets, skew_s=skew_s, now_s=now)
-    # Last, so that only who knows the secret can fill the store.
+    # Last, so that only senders with the secret can fill the store.
     if not await nonces.take(verified.nonce, now_s=now, keep_s=2 * skew_s + _MARGIN_S):
         raise InvalidWebhook("replay", "this nonce was seen before")
     return verified
@@ -143,18 +143,18 @@ def check(
     skew_s: int = SKEW_S,
     now_s: float,
 ) -> Verified:
-    """All of `verify` but the nonce: pure, for receivers that keep nonces in their own way."""
+    """`verify` without the nonce check: pure, for receivers with another nonce store."""
     if not secrets:
         raise ValueError("give at least one secret")
     found = _headers(headers)
     timestamp, nonce, event_id = found[TIMESTAMP], found[NONCE], found[EVENT_ID]
     if abs(now_s - int(timestamp)) > skew_s:
         raise InvalidWebhook("timestamp", f"the timestamp is more than {skew_s} s away")
-    given = f"{found[SIGNATURE]} {found.get(OTHER_SIGNATURE, '')}"
-    if not _is_signed(given, [_key(one) for one in secrets], timestamp, nonce, body):
+    signatures = f"{found[SIGNATURE]} {found.get(OTHER_SIGNATURE, '')}"
+    if not _is_signed(signatures, [_key(one) for one in secrets], timestamp, nonce, body):
         raise InvalidWebhook("signature", "no signature fits the body and a live secret")
     event = _event(body)
-    if event.get("event_id") != event_id:  # both are public: the signature has been checked
+    if event.get("event_id") != event_id:  # need not be constant-time: neither is secret
         raise InvalidWebhook("event_id", "the event id of the header is not that of the body")
     return Verified(event_id, int(timestamp), nonce, event)
 
@@ -168,19 +168,19 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= _DIGITS_MAX):
         raise InvalidWebhook("headers", "the timestamp is not in seconds")
     if not NONCE_FORM.fullmatch(lower[NONCE]):
-        raise InvalidWebhook("headers", "the nonce is not of our form")
+        raise InvalidWebhook("headers", "the nonce has a wrong form")
     return lower
 
 
-def _is_signed(given: str, keys: list[bytes], timestamp: str, nonce: str, body: bytes) -> bool:
-    """Every given signature is compared with every expected one: no early way out."""
-    offered = given.split()[:_SIGNATURES_MAX]
-    fits = False
+def _is_signed(signatures: str, keys: list[bytes], timestamp: str, nonce: str, body: bytes) -> bool:
+    """Compare every given signature with every expected one, in constant time."""
+    given = signatures.split()[:_SIGNATURES_MAX]
+    valid = False
     for key in keys:
         expected = signature(key, timestamp, nonce, body).encode()
-        for one in offered:
-            fits |= hmac.compare_digest(expected, one.encode(errors="replace"))
-    return fits
+        for one in given:
+            valid |= hmac.compare_digest(expected, one.encode(errors="replace"))
+    return valid
 
 
 def _key(secret: str | bytes) -> bytes:
@@ -223,7 +223,7 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One delivery: verified, repeated (its event was seen before), or refused with a reason."""
+    """One delivery: verified, repeated (a known event), or refused with a reason."""
 
     at_s: float
     verdict: str
@@ -235,7 +235,7 @@ class Shown:
 
 
 class ReceiverPage:
-    """The application; `shown` holds the newest delivery first."""
+    """The ASGI application; `shown` has the newest delivery first."""
 
     def __init__(self, secrets: Sequence[str | bytes]) -> None:
         self._secrets = list(secrets)
@@ -244,7 +244,7 @@ class ReceiverPage:
         self.shown: deque[Shown] = deque(maxlen=_KEPT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; anything but HTTP is left alone."""
+        """Handle one HTTP request; other protocols are ignored."""
         if scope["type"] != "http":
             return
         match scope["method"], scope["path"]:
@@ -308,7 +308,7 @@ def _row(one: Shown) -> str:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body, or None when it is too long or the sender went away."""
+    """The whole body; None if it is too long or the sender disconnected."""
     kept = b""
     while True:
         message = await receive()

@@ -1,10 +1,10 @@
-"""Credential refresh (section 7): storage said 401 or 403, so the requester is asked for new ones.
+"""Credential refresh (section 7): after a 401 or 403 of the storage, ask for new credentials.
 
-1. The job's refresh counter goes up by one; it is its own counter and has its own limit.
-2. A signed request goes to `refresh_url`, with the same four headers as a webhook.
-3. The requester puts new credentials in place through the API and answers 2xx, or sends them along
-   in its answer as `{"credentials": {...}}`, and they are sealed and stored here under the fence.
-4. The job is read again. Only a version above the one that was refused lets the work go on.
+1. The job's refresh counter is increased. It is a separate counter with its own limit.
+2. A signed request is sent to `refresh_url`, with the same four headers as a webhook.
+3. The requester stores new credentials through the API and answers 2xx, or sends them in its
+   response as `{"credentials": {...}}`; then they are sealed and stored here under the fence.
+4. The job is read again. It continues only with a version above the refused one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,26 +21,32 @@ import msgspec
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Fatal, Retry
-from tenure.egress import Client, EgressError, Limits, Refused, Response
+from tenure.egress import Client, EgressError, Limits, RequestRefused, Response
 from tenure.vault import Binding, CredentialStore, Secret, StoredCredentials, Vault
 from tenure.webhooks.deliver import signal_of
-from tenure.webhooks.signing import EndpointSecrets, Rotating, live_keys, new_nonce, signed_headers
+from tenure.webhooks.signing import (
+    EndpointSecrets,
+    KeyRotation,
+    live_keys,
+    new_nonce,
+    signed_headers,
+)
 
 LIMITS = Limits(connect_ms=5_000, total_ms=20_000, body_bytes_max=65_536)
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshSettings:
-    """`attempts_max` counts over a job's whole life; `wait_ms` is for the requester's API call."""
+    """`attempts_max` is per job; `wait_ms` is the time for the requester's API call."""
 
     attempts_max: int = 5
     wait_ms: int = 30_000
-    look_ms: int = 200
-    look_ms_max: int = 2_000
+    poll_ms: int = 200
+    poll_ms_max: int = 2_000
 
 
 class Refresher:
-    """Gets newer credentials for a job whose lease is held."""
+    """Gets newer credentials for a job under its lease."""
 
     def __init__(
         self,
@@ -50,22 +56,20 @@ class Refresher:
         vault: Vault,
         *,
         settings: RefreshSettings | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._secrets = secrets
         self._store = store
         self._vault = vault
         self._settings = settings or RefreshSettings()
-        self._clock = clock
-        self._rotating = Rotating()
+        self._rotation = KeyRotation()
 
     async def refresh(self, lease: Lease, refused_version: int) -> StoredCredentials:
-        """Credentials of a version above the refused one, or a signal that ends the attempt."""
+        """Credentials of a version above the refused one; raises a signal that ends the attempt."""
         while True:
             stored = await self._store.read(lease)
             if stored.version > refused_version:
-                return stored  # they came by themselves while the old ones were in use
+                return stored  # the requester replaced them while the old ones were in use
             count = await self._store.count_refresh(lease)
             if count > self._settings.attempts_max:
                 raise Fatal(
@@ -78,12 +82,12 @@ class Refresher:
                     "storage refuses the credentials, and the job names no refresh_url",
                     code="credentials_refused",
                 )
-            answer = await self._ask(stored)
-            if await self._take(lease, stored, answer):
+            answer = await self._request(stored)
+            if await self._store_credentials(lease, stored, answer):
                 continue
             await self._wait(lease, refused_version)
 
-    async def _ask(self, stored: StoredCredentials) -> Response:
+    async def _request(self, stored: StoredCredentials) -> Response:
         bound = stored.binding
         live = await live_keys(self._secrets, bound.requester_id)
         if not live:
@@ -103,7 +107,7 @@ class Refresher:
                 keys,
                 event_id=event_id,
                 body=body,
-                now_s=int(self._clock()),
+                now_s=int(time.time()),
                 nonce=new_nonce(),
             )
             headers.append(("Content-Type", "application/json"))
@@ -112,8 +116,8 @@ class Refresher:
             )
 
         try:
-            answer = await self._rotating.send(bound.requester_id, live, send)
-        except Refused as error:
+            answer = await self._rotation.send(bound.requester_id, live, send)
+        except RequestRefused as error:
             raise Fatal(f"no refresh: {error}", code=error.code) from None
         except EgressError as error:
             raise Retry(None, f"no refresh: {error}", code=error.code) from None
@@ -122,45 +126,47 @@ class Refresher:
             answer.headers,
             attempt=max(stored.refreshes, 1),
             chance=random.random(),
-            now_s=self._clock(),
+            now_s=time.time(),
         )
         if signal is not None:
             raise signal
         return answer
 
-    async def _take(self, lease: Lease, stored: StoredCredentials, answer: Response) -> bool:
-        """Store what the answer brought along, if it brought anything."""
-        brought = _credentials(answer)
-        if brought is None:
+    async def _store_credentials(
+        self, lease: Lease, stored: StoredCredentials, answer: Response
+    ) -> bool:
+        """Store the credentials of the response; False if it has none."""
+        credentials = _credentials(answer)
+        if credentials is None:
             return False
         old = stored.binding
         bound = Binding(old.job_id, old.requester_id, old.credential_version + 1)
-        sealed = await self._vault.seal(brought, bound)
-        # False means that the API was faster: its credentials count, and the next read finds them.
+        sealed = await self._vault.seal(credentials, bound)
+        # If this returns False, the API was faster, and the next read finds its credentials.
         await self._store.replace(lease, seen_version=old.credential_version, sealed=sealed)
         return True
 
     async def _wait(self, lease: Lease, refused_version: int) -> None:
-        """Look until the requester has called the API, with growing pauses and an end."""
-        chosen = self._settings
-        pause_ms, waited_ms = chosen.look_ms, 0
-        while waited_ms < chosen.wait_ms:
+        """Poll until the requester has called the API, with growing pauses, up to `wait_ms`."""
+        settings = self._settings
+        pause_ms, waited_ms = settings.poll_ms, 0
+        while waited_ms < settings.wait_ms:
             if (await self._store.read(lease)).version > refused_version:
                 return
             await asyncio.sleep(pause_ms / 1000)
             waited_ms += pause_ms
-            pause_ms = min(pause_ms * 2, chosen.look_ms_max)
+            pause_ms = min(pause_ms * 2, settings.poll_ms_max)
 
 
 def _credentials(answer: Response) -> Secret | None:
-    """The object under `credentials`, as the JSON text that will be sealed."""
+    """The member `credentials` of the response as JSON text; None without one."""
     if answer.truncated:
         raise Fatal(
             f"the refresh answer is longer than {LIMITS.body_bytes_max} bytes", code="too_large"
         )
     try:
-        said: Any = msgspec.json.decode(answer.body) if answer.body.strip() else None
+        decoded: Any = msgspec.json.decode(answer.body) if answer.body.strip() else None
     except msgspec.DecodeError:
         return None
-    brought = said.get("credentials") if isinstance(said, dict) else None
-    return Secret(msgspec.json.encode(brought)) if isinstance(brought, dict) else None
+    found = decoded.get("credentials") if isinstance(decoded, dict) else None
+    return Secret(msgspec.json.encode(found)) if isinstance(found, dict) else None

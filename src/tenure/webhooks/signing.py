@@ -1,8 +1,7 @@
-"""Signing webhooks: HMAC-SHA256 over `timestamp.nonce.raw_body`, and the secrets it uses."""
+"""Signatures of webhooks: HMAC-SHA256 over `timestamp.nonce.raw_body`, and their secrets."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -17,6 +16,7 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.egress import Response
+from tenure.store.batcher import CachedLookup
 from tenure.vault import Secret
 
 
@@ -57,18 +57,18 @@ EVENT_ID = "x-euterpe-event-id"
 OTHER_SIGNATURE = "x-euterpe-signature-other"
 HEADERS = (SIGNATURE, TIMESTAMP, NONCE, EVENT_ID)
 
-STANDARD_ID = "webhook-id"
-STANDARD_TIMESTAMP = "webhook-timestamp"
-STANDARD_SIGNATURE = "webhook-signature"
+_STANDARD_ID = "webhook-id"
+_STANDARD_TIMESTAMP = "webhook-timestamp"
+_STANDARD_SIGNATURE = "webhook-signature"
 
 NONCE_FORM = re.compile(r"[A-Za-z0-9_-]{22,64}")
-SECRETS_MAX = 2
+_SECRETS_MAX = 2
 _SECRET_PREFIX = "whsec_"
 _SECRET_BYTES_MIN = 24
 
 
 def signature(secret: bytes, timestamp: str, nonce: str, body: bytes) -> str:
-    """One signature, as it stands in the header.
+    """The signature as in the header, in hexadecimal.
 
     >>> signature(b"k" * 24, "1700000000", "n" * 22, b"{}")[:16]
     '241763caab3e6a1a'
@@ -77,14 +77,14 @@ def signature(secret: bytes, timestamp: str, nonce: str, body: bytes) -> str:
     return hmac.digest(secret, text, hashlib.sha256).hex()
 
 
-def standard_signature(secret: bytes, event_id: str, timestamp: str, body: bytes) -> str:
-    """One signature in the form of Standard Webhooks."""
+def _standard_signature(secret: bytes, event_id: str, timestamp: str, body: bytes) -> str:
+    """The signature in the form of Standard Webhooks."""
     text = f"{event_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(secret, text, hashlib.sha256)).decode()
 
 
 def new_nonce() -> str:
-    """192 random bits without a dot."""
+    """A nonce of 192 random bits; it contains no dot."""
     return secrets.token_urlsafe(24)
 
 
@@ -97,28 +97,28 @@ def signed_headers(
     nonce: str,
     standard: bool = False,
 ) -> list[tuple[str, str]]:
-    """The headers of one attempt; the first of the live secrets signs the contract's header."""
+    """The headers of one attempt; the contract's signature is made with the first live secret."""
     timestamp = str(now_s)
     first, *others = [signature(secret, timestamp, nonce, body) for secret in live]
     headers = [(SIGNATURE, first), (TIMESTAMP, timestamp), (NONCE, nonce), (EVENT_ID, event_id)]
     headers += [(OTHER_SIGNATURE, other) for other in others]
     if standard:
-        theirs = " ".join(standard_signature(one, event_id, timestamp, body) for one in live)
+        signatures = (_standard_signature(one, event_id, timestamp, body) for one in live)
         headers += [
-            (STANDARD_ID, event_id),
-            (STANDARD_TIMESTAMP, timestamp),
-            (STANDARD_SIGNATURE, theirs),
+            (_STANDARD_ID, event_id),
+            (_STANDARD_TIMESTAMP, timestamp),
+            (_STANDARD_SIGNATURE, " ".join(signatures)),
         ]
     return headers
 
 
 def new_secret() -> str:
-    """A secret for an endpoint, in the form that `read_secret` and other libraries take."""
+    """A new secret in the form that `read_secret` and other libraries accept."""
     return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def read_secret(text: str) -> bytes:
-    """The bytes of a secret: `whsec_` and base64, or any text that is long enough.
+    """The bytes of a secret: `whsec_` with base64, or any text that is long enough.
 
     >>> read_secret("whsec_" + "QUJD" * 8)[:3]
     b'ABC'
@@ -134,22 +134,21 @@ def read_secret(text: str) -> bytes:
 
 
 def _decoded(coded: str) -> bytes:
-    """Base64 in either alphabet, with or without its padding: both are about."""
+    """Base64 in either alphabet, with or without padding: all forms are in use."""
     plain = coded.rstrip("=").replace("-", "+").replace("_", "/")
     return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
-_EVERYBODY = "*"
-_REQUESTERS_MAX = 10_000
+_ANY = "*"
 
 
 class EndpointSecrets(Protocol):
-    """Where signing secrets are kept; the ledger of an inbox is such a place."""
+    """A source of signing secrets, such as the ledger of an inbox."""
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
         """The requester's live secrets, the newest first: one, or two during a rotation.
 
-        As they were given to the requester (`whsec_...`), or as bare bytes.
+        Each is the text that the requester has (`whsec_...`), or raw bytes.
         """
 
 
@@ -158,101 +157,77 @@ async def live_keys(secrets: EndpointSecrets, requester_id: str) -> list[bytes]:
     found = [one.reveal() for one in await secrets.live(requester_id)]
     return [
         read_secret(raw.decode()) if raw.startswith(b"whsec_") else raw
-        for raw in found[:SECRETS_MAX]
+        for raw in found[:_SECRETS_MAX]
     ]
 
 
-class Together:
-    """Asks one place after the other: the first that knows the requester counts."""
+class ChainedSecrets:
+    """Several sources in order; the first one that has secrets of the requester counts."""
 
-    def __init__(self, *places: EndpointSecrets) -> None:
-        self._places = places
+    def __init__(self, *sources: EndpointSecrets) -> None:
+        self._sources = sources
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
-        """The secrets of the first place that has any."""
-        for place in self._places:
-            if found := await place.live(requester_id):
+        """The secrets of the first source that has any."""
+        for source in self._sources:
+            if found := await source.live(requester_id):
                 return found
         return []
 
 
-class Remembered:
-    """What another place knows, asked for once a second and requester and not at every delivery.
+class CachedSecrets:
+    """A source whose answers are cached for a second per requester.
 
-    A secret that is new, or has run out, is noticed that much later; an attempt that was refused
-    for it is made again later than that. Whoever asks while the place is being asked waits for the
-    same answer; an error is told to them and not remembered.
+    A new or expired secret is noticed that much later; a retry of a refused delivery comes later
+    still. Concurrent lookups of a requester share one call. Errors are not cached.
     """
 
     def __init__(
         self,
-        place: EndpointSecrets,
+        source: EndpointSecrets,
         *,
         keep_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._place = place
-        self._keep_s = keep_s
-        self._clock = clock
-        self._known: dict[str, tuple[float, Sequence[Secret]]] = {}
-        self._asking: dict[str, asyncio.Task[Sequence[Secret]]] = {}
+        self._lookup = CachedLookup(source.live, keep_s=keep_s, clock=clock)
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
-        """The secrets as they were at most `keep_s` ago."""
-        known = self._known.get(requester_id)
-        if known is not None and self._clock() < known[0]:
-            return known[1]
-        asking = self._asking.get(requester_id)
-        if asking is None:
-            asking = asyncio.get_running_loop().create_task(self._ask(requester_id))
-            self._asking[requester_id] = asking
-        # Shielded: a delivery that is ended must not take the answer from the others.
-        return await asyncio.shield(asking)
-
-    async def _ask(self, requester_id: str) -> Sequence[Secret]:
-        until = self._clock() + self._keep_s  # from when it was asked, not from when it was told
-        try:
-            found = await self._place.live(requester_id)
-        finally:
-            del self._asking[requester_id]
-        if len(self._known) >= _REQUESTERS_MAX:
-            self._known.clear()
-        self._known[requester_id] = (until, found)
-        return found
+        """The secrets, at most `keep_s` old."""
+        return await self._lookup.get(requester_id)
 
 
 class StaticSecrets:
-    """Satisfies `EndpointSecrets` from memory."""
+    """Secrets from the configuration."""
 
     def __init__(self, by_requester: dict[str, list[Secret]]) -> None:
         self._by_requester = by_requester
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
-        """The requester's own secrets, else everybody's, else none."""
-        everybody = self._by_requester.get(_EVERYBODY, [])
-        return self._by_requester.get(requester_id, everybody)
+        """The requester's own secrets, else those of `*`, else none."""
+        default = self._by_requester.get(_ANY, [])
+        return self._by_requester.get(requester_id, default)
 
     def has(self, requester_id: str) -> bool:
-        """Whether the requester has one, of its own or everybody's."""
-        return not self._by_requester.keys().isdisjoint((requester_id, _EVERYBODY))
+        """Whether the requester has a secret, its own or that of `*`."""
+        return not self._by_requester.keys().isdisjoint((requester_id, _ANY))
 
 
 def read_secrets(text: str) -> StaticSecrets:
-    """Read the lines; what is wrong is told by its line and never by its words."""
+    """Parse lines of `requester = secret`. Errors name the line, never its content."""
     found: dict[str, list[Secret]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        name, _, words = entry.partition("=")
-        requester, given = name.strip(), words.split()
-        if not requester or requester in found or not 1 <= len(given) <= SECRETS_MAX:
+        name, _, value = entry.partition("=")
+        requester, texts = name.strip(), value.split()
+        if not requester or requester in found or not 1 <= len(texts) <= _SECRETS_MAX:
             raise UsageError(
                 f"webhook secrets, line {number}: write `requester = secret`, or two secrets, "
                 "newer first, and each requester once"
             )
         try:
-            found[requester] = [Secret(read_secret(word)) for word in given]
+            found[requester] = [Secret(read_secret(each)) for each in texts]
         except ValueError as error:
             raise UsageError(f"webhook secrets, line {number}: {error}") from None
     return StaticSecrets(found)
@@ -262,17 +237,17 @@ _REFUSED = (401, 403)
 _RECEIVERS_MAX = 10_000
 
 Send = Callable[[Sequence[bytes]], Awaitable[Response]]
-"""Makes one request, signed by these keys; the first signs the contract's header."""
+"""Sends one request signed with these keys; the first makes the contract's signature."""
 
 
-class Rotating:
-    """What is known of receivers while two secrets of theirs are live."""
+class KeyRotation:
+    """Remembers which of two live secrets a receiver accepts during a rotation."""
 
     def __init__(self) -> None:
         self._accepted: dict[str, bytes] = {}
 
     async def send(self, receiver: str, live: Sequence[bytes], send: Send) -> Response:
-        """One answer; where a signature is refused and there is another one, that of the other."""
+        """Send; if the receiver refuses the signature, send again with the other key first."""
         if len(live) < 2:
             return await send(live)
         first = self._accepted.get(receiver, live[-1])

@@ -1,20 +1,21 @@
-"""How many deliveries go out at once, and how few of them to slow receivers.
+"""Limits concurrent deliveries, so that slow receivers do not hold up the others.
 
-A worker makes a few requests at once (contract section 12). One receiver that takes long to answer
-would soon hold all of them, and all other events would wait for it. Therefore a receiver (an origin
-of a requester) that does not answer within a second is slow, and slow ones share a part of the
-requests: of five, one requester gets two, and all of them together three.
+A worker makes a few requests at once (contract section 12). Without a limit, one receiver that
+takes long to answer would soon hold all of these slots. A receiver (an origin of a requester) is
+slow if it does not answer within a second. Slow receivers share a part of the slots: of five, one
+requester gets two, and all slow receivers together get three.
 
-A delivery beyond that does not wait here, where it would hold a lease and a slot. It is put off to
-the time at which its receiver should be free; each gets a time of its own, so that they come back
-one by one. Deliveries to quick receivers wait here for a free place.
+A delivery beyond that is snoozed, because waiting here would hold a lease and a worker slot. It is
+due when its receiver should be free; each delivery gets its own time, so that they come back one
+by one. Deliveries to quick receivers wait here for a free slot.
 
-A receiver that this worker has not met may be quick or slow; after a restart all of them are new.
-New ones are tried side by side, with one request each, in the places that the slow ones leave: all
-but one for one requester, and all but one while there are deliveries to quick receivers. A receiver
-that has not answered after half a second counts as slow. Its request goes on if it is within the
-share of the slow ones, else it is given up. Other deliveries to a new receiver wait for its first
-answer, up to a quarter of a second; while others are slow or tried, they come back soon instead.
+A receiver that this worker has not called yet may be quick or slow; after a restart all are new.
+New receivers get one trial request each, in the slots that slow receivers leave: all but one for
+one requester, and all but one while there are deliveries to quick receivers. A receiver that has
+not answered its trial after half a second counts as slow. The request goes on if the slow
+receivers have a slot left, otherwise it is cancelled and snoozed. Other deliveries to a new
+receiver wait up to a quarter of a second for its first answer; while other receivers are slow or
+on trial, they are snoozed for a moment instead.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ AT_ONCE = 5
 SLOW_S = 1.0
 _NEW_S = 0.25
 _TRIAL_S = 0.5
-_PUT_OFF_S_MAX = 600.0
+_SNOOZE_S_MAX = 600.0
 _RECEIVERS_MAX = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class _Receiver:
-    """A requester's origin: how long it took of late, and when a put-off delivery comes back."""
+    """An origin of a requester: its recent latency, and when its last snoozed delivery is due."""
 
     requester: str
     latency_s: float | None = None
     next_s: float = 0.0
     under_way: list[_Request] = field(default_factory=list)
 
-    def took(self, seconds: float) -> None:
-        """A request to it has ended."""
+    def record(self, seconds: float) -> None:
+        """Record the duration of a request that has ended."""
         before = seconds if self.latency_s is None else self.latency_s
         self.latency_s = (before + seconds) / 2
 
     def is_slow(self, now_s: float) -> bool:
-        """Until it has been seen to be quick, and while a request to it takes long."""
+        """True until it has answered quickly, and while a request to it takes long."""
         return self.expected_s(now_s) >= SLOW_S
 
     def expected_s(self, now_s: float) -> float:
-        """How long a request to it takes, as far as is known."""
+        """The expected duration of a request."""
         known = SLOW_S if self.latency_s is None else self.latency_s
         return max([known, *(now_s - request.since_s for request in self.under_way)])
 
     @property
     def is_new(self) -> bool:
-        """It has neither answered nor been found to be slow."""
+        """Whether it has neither answered nor failed its trial."""
         return self.latency_s is None and all(request.trial for request in self.under_way)
 
 
@@ -75,10 +76,10 @@ class _Request:
     trial: bool
 
 
-class Turns:
-    """The requests of one worker; `at_once` is how many there may be.
+class DeliverySlots:
+    """The slots of one worker; `at_once` is their number.
 
-    `per_requester` is how many of them one requester may have; 0 is all of them, and all but one
+    `per_requester` is how many of them one requester may have. 0 means all of them, but one fewer
     while another requester waits.
     """
 
@@ -100,8 +101,8 @@ class Turns:
         self._waiting: dict[asyncio.Future[None], _Receiver] = {}
 
     @asynccontextmanager
-    async def turn(self, requester: str, url: str) -> AsyncIterator[None]:
-        """A request to this URL may be made within; raises `Snooze` when it is put off."""
+    async def slot(self, requester: str, url: str) -> AsyncIterator[None]:
+        """Hold a slot for a request to this URL; raises `Snooze` to delay the delivery."""
         receiver = self._receiver(requester, url)
         loop = asyncio.get_running_loop()
         came_s = loop.time()
@@ -118,30 +119,30 @@ class Turns:
         self._under_way.append(request)
         receiver.under_way.append(request)
         limit = asyncio.timeout(None)
-        judging = loop.call_later(_TRIAL_S, self._judge, request, limit)
+        trial_end = loop.call_later(_TRIAL_S, self._end_trial, request, limit)
         try:
             async with limit:
                 yield
         except TimeoutError:
             if limit.expired():
-                raise self._put_off(receiver, self._clock()) from None
+                raise self._snooze(receiver, self._clock()) from None
             raise
         finally:
-            judging.cancel()
+            trial_end.cancel()
             self._under_way.remove(request)
             receiver.under_way.remove(request)
             took_s = self._clock() - request.since_s
-            receiver.took(max(took_s, SLOW_S) if limit.expired() else took_s)
+            receiver.record(max(took_s, SLOW_S) if limit.expired() else took_s)
             self._wake()
 
-    def _judge(self, request: _Request, limit: asyncio.Timeout) -> None:
-        """A trial without an answer: the receiver is slow, and the request is one of its share."""
+    def _end_trial(self, request: _Request, limit: asyncio.Timeout) -> None:
+        """After a trial without an answer the receiver is slow, and needs one of those slots."""
         if not request.trial:
             return
-        if self._has_its_share(request.receiver, self._clock()):
+        if self._slow_are_full(request.receiver, self._clock()):
             limit.reschedule(0)
         request.trial = False
-        self._wake()  # who waits for the receiver's first answer does so in vain
+        self._wake()  # deliveries that wait for the receiver's first answer
 
     def _wake(self) -> None:
         for free in self._waiting:
@@ -149,17 +150,17 @@ class Turns:
                 free.set_result(None)
 
     def _wait_s(self, receiver: _Receiver, waited_s: float) -> float | None:
-        """0 when it may go now; else how long to wait here, None until another request ends."""
+        """0 if the request may start now, else how long to wait; None until a request ends."""
         now_s = self._clock()
         if self._per_requester and self._is_over_quota(receiver.requester):
             return None
         if receiver.is_new:
             return self._wait_new_s(receiver, waited_s, now_s)
         if receiver.is_slow(now_s):
-            if self._has_its_share(receiver, now_s):
-                raise self._put_off(receiver, now_s)
+            if self._slow_are_full(receiver, now_s):
+                raise self._snooze(receiver, now_s)
         elif len(receiver.under_way) >= self._all_but_one:
-            return None  # were it to hang all at once, one place is left for the others
+            return None  # leaves one slot for the others, in case the receiver hangs
         elif self._is_over_quota(receiver.requester):
             return None
         return None if len(self._under_way) >= self._at_once else 0.0
@@ -182,15 +183,15 @@ class Turns:
         return left_s
 
     def _is_over_quota(self, requester: str) -> bool:
-        """Whether a requester has all the requests that it may have while others wait."""
+        """Whether a requester has as many slots as it may have."""
         mine = sum(each.receiver.requester == requester for each in self._under_way)
         if self._per_requester:
             return mine >= self._per_requester
         others = any(each.requester != requester for each in self._waiting.values())
         return others and mine >= self._all_but_one
 
-    def _has_its_share(self, receiver: _Receiver, now_s: float) -> bool:
-        """The slow ones have all that they get: its requester's, or all."""
+    def _slow_are_full(self, receiver: _Receiver, now_s: float) -> bool:
+        """Whether no slot is left for slow receivers, of this requester or of all."""
         slow = [
             each.receiver.requester
             for each in self._under_way
@@ -198,9 +199,9 @@ class Turns:
         ]
         return slow.count(receiver.requester) >= self._requester_max or len(slow) >= self._slow_max
 
-    def _put_off(self, receiver: _Receiver, now_s: float) -> Snooze:
+    def _snooze(self, receiver: _Receiver, now_s: float) -> Snooze:
         step_s = receiver.expected_s(now_s) / self._requester_max
-        latest_s = now_s + _PUT_OFF_S_MAX
+        latest_s = now_s + _SNOOZE_S_MAX
         receiver.next_s = min(max(receiver.next_s, now_s) + step_s, latest_s)
         return Snooze(receiver.next_s - now_s, "its receiver is slow to answer")
 

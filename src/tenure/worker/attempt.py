@@ -1,17 +1,17 @@
 """The life of an attempt, in steps:
 
-    adopt    a claimed lease becomes ours: its local deadline runs, the keeper sees it
-    begin    its task name leads to a handler, which runs in the loop, a thread or a process; a job
-             without a handler here is handed back (see `outcomes.UnknownTasks`)
+    adopt    a claimed lease becomes an attempt: its local deadline runs, the keeper extends it
+    begin    the handler of its task runs in the loop, a thread or a process; a job without a
+             handler here is handed back (see `settle.UnknownTasks`)
     judge    what the handler returned or raised becomes an outcome (rules in `core.retry`)
     settle   the outcome joins the next batch
     settled  the store's verdict, or the loss of the lease, is counted
 
 An attempt can be ended from outside: by its timeout, a lost lease, a cancel request or shutdown. An
-`async def` handler gets a `CancelledError`, a process is killed; a thread cannot be stopped and is
-asked by `job.cancelled`. A handler that still runs after the grace period is abandoned: its outcome
-is settled without it. Only a thread keeps its slot until it returns, because it is really occupied.
-Once a lease is lost nothing is written for it any more.
+`async def` handler gets a `CancelledError`, a process is killed. A thread cannot be stopped; its
+handler must check `job.cancelled`. A handler that still runs after the grace period is abandoned:
+its outcome is settled without it. An abandoned thread keeps its slot until it returns. After a
+lease is lost, nothing is written for it.
 """
 
 from __future__ import annotations
@@ -26,48 +26,31 @@ import structlog
 
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
-from tenure.core.outcome import (
-    Buried,
-    Cancelled,
-    Completed,
-    Outcome,
-    Released,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
-from tenure.worker.outcomes import (
+from tenure.worker.pools import HandlerPools, report_from_thread
+from tenure.worker.settle import (
+    Entry,
     TimedOut,
     UnknownTasks,
-    backed_off,
-    cancelled,
-    childless,
-    completed,
+    cancelled_outcome,
+    completed_outcome,
+    no_children_outcome,
+    with_custom_backoff,
 )
-from tenure.worker.pools import HandlerPools, report_from_thread
-from tenure.worker.settle import Entry
 from tenure.worker.source import Context, Source
 from tenure.worker.task import Task, Tasks
 from tenure.worker.telemetry import Tracer
 
 log = structlog.get_logger("tenure.worker")
 
-_VERDICT_NAMES: dict[type, str] = {
-    Completed: "completed",
-    Retried: "retried",
-    Buried: "buried",
-    Released: "released",
-    Cancelled: "cancelled",
-    LeaseLost: "lost",
-}
-
 if sys.version_info >= (3, 12):
 
     def _spawn(
         life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
     ) -> asyncio.Task[None]:
-        """Start at once: a handler that never waits is done before this returns."""
+        """Start eagerly: a handler that never waits is done before this returns."""
         return asyncio.Task(life, loop=loop, eager_start=True)
 
 else:
@@ -112,7 +95,7 @@ class Executor:
     # adopt, begin -------------------------------------------------------------------------------
 
     def adopt(self, source: Source, leases: Iterable[Lease], sent: float) -> list[Attempt]:
-        """Make leases ours; `sent` is when the claim was sent. Each has its slot already."""
+        """Make attempts of leases that have their slots; `sent` is when the claim was sent."""
         now = self._clock()
         attempts = []
         for lease in leases:
@@ -133,7 +116,7 @@ class Executor:
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
         """Start adopted attempts, unless they ended in the meantime."""
-        loop = asyncio.get_running_loop()  # asked for once: it is a system call
+        loop = asyncio.get_running_loop()  # once, because it makes a system call
         timed = False
         for attempt in attempts:
             task = attempt.task
@@ -158,7 +141,7 @@ class Executor:
                 if not attempt.freed:  # an eager task may be done already
                     attempt.runner = runner
                 timed = timed or task.timeout_s is not None
-        if timed:  # after their first step, so that handlers that never wait need no timer
+        if timed:  # after the first step: handlers that never wait need no timer
             loop.call_soon(self._arm_all, attempts)
         self._watch.tell("started", len(attempts))
 
@@ -183,9 +166,13 @@ class Executor:
             if task.kind == "process":
                 outcome = value
                 if value.kind == "fail":
-                    outcome = backed_off(attempt, value, RuntimeError(value.failure.message))
+                    outcome = with_custom_backoff(
+                        attempt, value, RuntimeError(value.failure.message)
+                    )
             else:
-                outcome = completed(attempt.lease, value, partial(attempt.source.report, attempt))
+                outcome = completed_outcome(
+                    attempt.lease, value, partial(attempt.source.report, attempt)
+                )
         except GeneratorExit:  # the loop is being torn down
             raise
         except BaseException as error:
@@ -194,7 +181,7 @@ class Executor:
         self._free(attempt)
 
     def _begun(self, attempt: Attempt) -> None:
-        """A thread or process took it up: only now its time runs."""
+        """A thread or process started the handler: its timeout runs from now."""
         attempt.started = self._clock()
         self._arm(attempt)
 
@@ -210,12 +197,12 @@ class Executor:
 
     def _failed(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome:
         outcome = judge(attempt.lease, error, task.retry, self._rng.random())
-        return backed_off(attempt, outcome, error) if outcome.kind == "fail" else outcome
+        return with_custom_backoff(attempt, outcome, error) if outcome.kind == "fail" else outcome
 
     # settle -------------------------------------------------------------------------------------
 
     def conclude(self, attempt: Attempt, outcome: Outcome | None = None) -> None:
-        """Choose the outcome, once: an attempt that was ended gets the outcome of its ending."""
+        """Choose the outcome, once; if the attempt was ended, by the reason for that."""
         if attempt.concluded:
             return
         if attempt.ended:
@@ -229,8 +216,8 @@ class Executor:
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
-        if outcome.until == "children" and not attempt.source.features.has_children:
-            outcome = childless(attempt.lease)
+        if outcome.until == "children" and attempt.source.features.children is None:
+            outcome = no_children_outcome(attempt.lease)
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)
 
@@ -238,7 +225,7 @@ class Executor:
         task = attempt.task
         match attempt.ended:
             case "cancel":
-                return cancelled(attempt.lease)
+                return cancelled_outcome(attempt.lease)
             case "shutdown":
                 return Outcome(attempt.lease, "release")
             case "timeout" if task is not None:
@@ -252,7 +239,7 @@ class Executor:
         source: Source = entries[0].attempt.source
         for entry, verdict in zip(entries, verdicts, strict=True):
             attempt = entry.attempt
-            self._count(attempt, _VERDICT_NAMES[type(verdict)])
+            self._count(attempt, VERDICT_NAMES[type(verdict)])
             if self._listeners:
                 self._listeners.ended(attempt, verdict)
             source.forget(attempt)
@@ -262,12 +249,12 @@ class Executor:
         self._watch.tell("settled", len(entries))
 
     def dropped(self, entry: Entry, error: Exception) -> None:
-        """The store will never take this outcome: the lease is lost."""
+        """The store will never accept this outcome: the lease is lost."""
         reason = error.reason if isinstance(error, LeaseLost) else f"its outcome failed: {error}"
         self._lost(entry.attempt, reason)
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
-        """Nothing is written for this attempt any more, and its lease runs out."""
+        """Write nothing more for this attempt; its lease expires."""
         attempt.lost = True
         attempt.kept = False
         attempt.source.forget(attempt)
@@ -288,7 +275,7 @@ class Executor:
             log.debug("attempt ended", **facts, outcome=outcome, run_s=attempt.ran_s)
 
     def _free(self, attempt: Attempt) -> None:
-        """The handler is gone: its slot is free."""
+        """Free the slot; the handler has ended."""
         if attempt.freed:
             return
         attempt.freed = True
@@ -296,7 +283,7 @@ class Executor:
             attempt.end_timer()
         attempt.runner = None
         del self.running[attempt]
-        self._slots.give(attempt.source.share, 1)
+        self._slots.give(attempt.source.queue_slots, 1)
 
     # end from outside ---------------------------------------------------------------------------
 
@@ -306,7 +293,7 @@ class Executor:
                 self._arm(attempt)
 
     def _arm(self, attempt: Attempt) -> None:
-        """Let its timeout run from now."""
+        """Start the timer of its timeout."""
         timeout_s = attempt.task.timeout_s if attempt.task else None
         if timeout_s is not None and not attempt.ended and attempt.timer is None:
             loop = asyncio.get_running_loop()
@@ -319,7 +306,7 @@ class Executor:
         was_stopping = attempt.ended != ""
         attempt.ended = why
         self._watch.tell("ended")
-        if not attempt.begun:  # nothing to stop yet, and nothing will begin any more
+        if not attempt.begun:  # the handler has not started and will not
             runner = attempt.runner
             self.conclude(attempt)
             self._free(attempt)
@@ -352,13 +339,13 @@ class Executor:
             self._free(attempt)
 
     def end_unbegun(self) -> None:
-        """Hand back what still waits for a thread or a process."""
+        """Hand back the jobs that wait for a thread or a process."""
         for attempt in list(self.running):
             if not attempt.begun and attempt.runner is not None:
                 self.end(attempt, "shutdown")
 
     def quiet(self) -> asyncio.Event:
-        """Set as soon as every attempt has its outcome; call it once no more are begun."""
+        """An event, set when every attempt has its outcome; call it after the last `begin`."""
         self._quiet = asyncio.Event()
         self._check_quiet(self._quiet)
         return self._quiet

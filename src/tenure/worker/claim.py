@@ -1,4 +1,4 @@
-"""Claim as many jobs as there are free slots, again and again, while earlier ones still run."""
+"""The claim loop: claim as many jobs as there are free slots, while earlier ones still run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tenure.worker.attempt import Executor
 from tenure.worker.job import Attempt
 from tenure.worker.source import Context, Source
 
-# Until the first lease has shown how long leases are, a claim waits only this long: its local
-# deadline counts from when it was sent, so a wait longer than the lease would lose it at once.
+# The wait of a claim while the length of leases is unknown. A lease's local deadline counts from
+# when its claim was sent, so a wait longer than the lease would lose it at once.
 _WAIT_MS_UNKNOWN = 100
 _WAIT_MS_CROWDED = 20
 _EMPTY_PAUSE_MS = 50
@@ -25,8 +25,8 @@ _REFUSALS_MAX = 3
 class Claimer:
     """Claims for one queue, one call at a time.
 
-    `dry_at` is the `Watch.activity` at which a claim was sent that came back empty. While
-    `in_claim` it must not be cancelled, because the store may just be giving us leases.
+    `dry_at` is the `Watch.activity` when the last empty claim was sent. While `in_claim`, the loop
+    must not be cancelled: the store may be handing out leases.
     """
 
     def __init__(
@@ -45,34 +45,34 @@ class Claimer:
         self._backoff = source.backoff()
         self._lease_changed = lease_changed
         self._backlog_max = context.slots.total + 4 * context.settings.settle_batch_max
-        self._handlers_block = True  # until they have shown that they do not
+        self._handlers_block = True  # until they were measured
         self._refusals = 0
         self.stopping = False
         self.in_claim = False
         self.dry_at = -1
 
     async def run(self) -> None:
-        """Until `stopping`; what a claim brings after that is handed back."""
-        source, share = self.source, self.source.share
+        """Claim until `stopping`; leases that arrive after that are handed back."""
+        source, queue = self.source, self.source.queue_slots
         while not self.stopping:
-            # Finished but unsettled jobs run twice if this process dies: they must not pile up.
+            # If this process dies, finished but unsettled jobs run again: they must not pile up.
             if source.settles.troubled or source.settles.backlog > self._backlog_max:
                 await source.settles.empty()
-            limit = await self._slots.take(share)
+            limit = await self._slots.take(queue)
             if not limit or self.stopping:
-                self._slots.give(share, limit)
+                self._slots.give(queue, limit)
                 return
             sent, seen = self._clock(), self._watch.activity
             self.in_claim = True
             leases = await self._claim(limit)
             self.in_claim = False
-            self._slots.give(share, limit - len(leases or ()))
+            self._slots.give(queue, limit - len(leases or ()))
             if leases is None:
                 await asyncio.sleep(self._backoff.pause_s())
                 continue
-            share.hungry, share.idle = len(leases) >= limit, not leases
+            queue.hungry, queue.idle = len(leases) >= limit, not leases
             if leases:
-                await self._hand_over(leases, sent, more=share.hungry)
+                await self._hand_over(leases, sent, more=queue.hungry)
             else:
                 self.dry_at = seen
                 self._watch.tell("dry")
@@ -93,7 +93,7 @@ class Claimer:
         return leases
 
     def _count_refusal(self, error: Exception) -> None:
-        """A burst ends when the queue is empty; one that refuses every claim never is."""
+        """End a burst whose queue refuses every claim: such a queue never gets empty."""
         if isinstance(error, StoreUnreachable | ReplyLost):
             return
         self._refusals += 1
@@ -120,12 +120,12 @@ class Claimer:
             return
         loop = asyncio.get_running_loop()
         if more and not self._handlers_block:
-            # Two turns later, so that the next claim leaves before these handlers take the loop.
+            # Two turns later, so that the next claim is sent before these handlers take the loop.
             loop.call_soon(loop.call_soon, self._begin, attempts)
             return
-        # If the queue is empty, these handlers need not wait for the next claim. And if handlers
-        # block the loop, the next claim must not leave before they are done: its answer would be
-        # read too late, after its leases have expired.
+        # If the queue is empty, these handlers need not wait for the next claim. If handlers block
+        # the loop, the next claim must be sent after them: its answer would be read too late, after
+        # its leases have expired.
         self._begin(attempts)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ class Claimer:
         self._handlers_block = self._clock() - began >= _BLOCKING_S
 
     async def _pause(self, sent: float) -> None:
-        """A store that answers "empty" (or "paused") without waiting must not make us spin."""
+        """Do not spin on a store that answers "empty" or "paused" without waiting."""
         if self._settings.burst:
             if self._watch.activity == self.dry_at:
                 await self._watch.next_activity(timeout_s=self._settings.claim_wait_ms / 1000)

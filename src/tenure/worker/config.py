@@ -1,4 +1,4 @@
-"""Every knob of the worker, in one frozen value that the command line fills."""
+"""The settings of a worker, its capacity and its id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREADS_DEFAULT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a worker behaves; the defaults suit a server with jobs of milliseconds to hours.
+    """The settings of a worker; the defaults suit jobs of milliseconds to hours.
 
     `concurrency`, `threads` and `processes` left at None follow the kinds of handlers there are,
     see `capacity`. `keeper_threaded` off runs the keeper in the worker's own loop and starts no
@@ -69,11 +69,11 @@ class Capacity:
 
 
 def capacity(settings: Settings, kinds: set[str]) -> Capacity:
-    """What the settings leave open, filled in by the kinds of handlers that are registered.
+    """The capacity by the settings, with defaults by the kinds of the registered handlers.
 
-    A worker that has only thread handlers takes no more jobs than it has threads, one that has
-    only process handlers no more than it has cores. Where kinds are mixed the kind of a job is not
-    known before the claim, so jobs beyond a pool's size wait for it with their lease kept.
+    A worker with only thread handlers runs no more jobs than it has threads, one with only process
+    handlers no more than it has cores. With mixed kinds, the kind of a job is not known before the
+    claim; jobs beyond a pool's size wait for it while their leases are extended.
     """
     cores = os.cpu_count() or 1
     threads = settings.threads or settings.concurrency or THREADS_DEFAULT

@@ -47,10 +47,11 @@ def task(
     models.
 
     `async def` runs in the worker's loop, `def` in a thread, and with `process=True` either runs in
-    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt ends
-    as failed with code "timeout". Without `retry` the job's own options in the store decide whether
-    a failure is tried again. Where those name a backoff that the queue does not know, `backoff` is
-    asked: attempts made, the name, the error and the job; it returns ms, or -1 to give the job up.
+    a child process, the only kind that can be stopped by force. After `timeout_s` the attempt fails
+    with the code "timeout". Without `retry` the job's own options in the store decide whether a
+    failure is tried again. If those name a backoff that the queue does not know, `backoff` is
+    called with the attempts made, the name, the error and the job; it returns ms, or -1 to give the
+    job up.
     """
     if not name:
         raise UsageError('a task needs a name, as in @task("video-generation")')
@@ -82,7 +83,7 @@ def _where(handler: Handler, name: str, kind: Kind) -> tuple[str, str, str]:
 
 
 def _module_name(handler: Handler) -> str:
-    """`__main__` has a better name when it was started by `python -m`."""
+    """The module's name; for `__main__` started by `python -m` its importable name."""
     name = handler.__module__
     spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
     return spec.name if spec is not None else name

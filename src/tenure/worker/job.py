@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -24,8 +23,8 @@ TERMINAL_TYPES = frozenset(
 """Events that end a job's stream: only a settled outcome may write them."""
 
 Ending = Literal["", "lost", "cancel", "timeout", "shutdown"]
-"""Why an attempt was stopped from outside: its lease was lost, a cancel was requested, it took too
-long, the worker stops. From then on the handler's return value or exception is ignored."""
+"""Why an attempt was ended from outside: its lease was lost, a cancel was requested, its timeout
+passed, the worker stops. From then on the handler's return value or exception is ignored."""
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -39,7 +38,7 @@ class Attempt(msgspec.Struct, eq=False):
     kept         the keeper extends the lease; when off, the lease is left to expire
     begun        the handler was really started
     concluded    the outcome is chosen, once and for all
-    freed        the slot is free again, which for a thread that cannot be stopped is later
+    freed        the slot is free again; for a thread that cannot be stopped this is later
     unsent       reports not yet written; the outcome waits for them in `parked`
     source, job  set by the modules `source` and `attempt`, which import this one
     """
@@ -81,7 +80,7 @@ current_job: ContextVar[Job] = ContextVar("tenure_job")
 
 
 class Written:
-    """What a report in a thread or child returns: it is written already, awaiting it is free."""
+    """What a report in a thread or child returns. It is written already, so awaiting it is free."""
 
     __slots__ = ()
 
@@ -96,9 +95,9 @@ WRITTEN = Written()
 class Job(msgspec.Struct, eq=False):
     """One attempt at one job, as its handler sees it.
 
-    `lease` is the lease as last confirmed; `cancelled` turns True when the attempt was ended from
-    outside (lease lost, cancel asked for, timeout, shutdown): a thread handler must look at it,
-    because a thread cannot be stopped, and what it returns after that is thrown away.
+    `lease` is the lease as last confirmed. `cancelled` becomes True when the attempt was ended from
+    outside (lease lost, cancel requested, timeout, shutdown). A thread cannot be stopped, so its
+    handler must check it; what it returns after that is ignored.
     """
 
     _attempt: Attempt
@@ -107,6 +106,7 @@ class Job(msgspec.Struct, eq=False):
     _timeout_s: float | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
+    _opts: dict[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -148,20 +148,20 @@ class Job(msgspec.Struct, eq=False):
     @property
     def opts(self) -> dict[str, Any]:
         """The options it was added with, in the contract's own words; {} where it keeps none."""
-        extra = self._attempt.lease.extra
-        opts = extra.get("opts") if isinstance(extra, dict) else getattr(extra, "opts", None)
-        if isinstance(opts, bytes):  # in a child process
-            return cast("dict[str, Any]", json.loads(opts))
-        return opts or {}
+        if self._opts is None:
+            source = self._attempt.source
+            read = source.features.job_options if source is not None else None
+            self._opts = read(self._attempt.lease) if read is not None else {}
+        return self._opts
 
     @property
     def cancelled(self) -> bool:
-        """True when this attempt is over: stop soon, and without further effects."""
+        """True when this attempt is over: stop soon, without further effects."""
         return self._attempt.lost or self._attempt.ended != ""
 
     @property
     def deadline(self) -> float | None:
-        """When the timeout strikes, on the clock of `time.monotonic()`; None without a timeout."""
+        """When the timeout ends the attempt, by `time.monotonic()`; None without a timeout."""
         return None if self._timeout_s is None else self._attempt.started + self._timeout_s
 
     @property
@@ -175,7 +175,7 @@ class Job(msgspec.Struct, eq=False):
     def update_data(self, data: Any) -> Awaitable[None]:
         """Replace the payload, here and in the store: the next attempt begins with it.
 
-        `await` it in an `async def` handler, as `report`. Only where the contract has it (bullmq).
+        `await` it in an `async def` handler, as `report`. Not all contracts have it.
         """
         news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data
@@ -204,7 +204,7 @@ class Job(msgspec.Struct, eq=False):
         type: str = "progress",  # noqa: A002 - the contracts' own word for it
         data: Any = None,
     ) -> Awaitable[None]:
-        """Publish progress or any other news to whoever follows the job.
+        """Publish progress or another event to the followers of the job.
 
         `await` it in an `async def` handler; in a thread or process handler it is a plain call. It
         returns when the store has written it and raises `LeaseLost` when this attempt is over, and
@@ -227,7 +227,7 @@ class Job(msgspec.Struct, eq=False):
 
 
 class JobLog:
-    """The log of a job by a call, and a structlog logger that knows the job by its methods."""
+    """Call it to add a line to the job's log. Its methods are those of a structlog logger."""
 
     __slots__ = ("_job", "_logger")
 
@@ -236,8 +236,8 @@ class JobLog:
         self._logger: Any = None
 
     def __call__(self, text: str) -> Awaitable[None]:
-        """Add a line to the job's log, as `job.report` publishes news: await it, or just call it in
-        a thread or process handler. Queues without logs publish it as an event `log`."""
+        """Add a line to the job's log. As with `job.report`, await it, or just call it in a thread
+        or process handler. Queues without logs publish it as an event `log`."""
         return self._job.report(type="log", data={"text": str(text)})
 
     def __getattr__(self, name: str) -> Any:
@@ -255,14 +255,14 @@ def read_payload(raw: bytes) -> Any:
 
 
 def job_facts(job: Job) -> dict[str, Any]:
-    """What a log line about this job should carry; `trace_id` where its submitter sent one."""
+    """The fields of a log line about this job; with `trace_id` if its submitter sent one."""
     facts = {**lease_facts(job.lease), "worker_id": job._worker_id}
     parts = job._attempt.lease.trace.split("-")
     return facts | {"trace_id": parts[1]} if len(parts) >= 4 else facts
 
 
 def lease_facts(lease: Lease) -> dict[str, Any]:
-    """What a log line about an attempt should carry."""
+    """The fields of a log line about an attempt."""
     return {
         "job_id": lease.job_id,
         "task": lease.task,

@@ -1,12 +1,12 @@
-"""Keeps leases alive, and says when one is lost.
+"""Extends leases, and ends attempts whose lease is lost.
 
-One batched `extend` for all leases of a queue about once a second. It runs in its own thread, with
-its own event loop and its own connection, so that a handler that blocks the worker's loop does not
-lose its lease. In a simulation it runs in the worker's loop instead and no thread exists.
+About once a second, one batched `extend` goes out for all leases of a queue. It runs in its own
+thread, with its own event loop and connection, so that a handler that blocks the worker's loop does
+not lose its lease. A simulation runs it in the worker's loop, without a thread.
 
 The local deadline of a lease is the moment at which its last confirmed claim or extend was *sent*,
-plus the length of the lease. When it passes without a further confirmation, or when the store says
-so, the lease is lost: the attempt is ended and nothing more is written for it.
+plus the length of the lease. When it passes without another confirmation, or when the store reports
+it, the lease is lost: the attempt is ended and nothing more is written for it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _EXTEND_BATCH_MAX = 500
 
 
 class Keeper:
-    """Extends the leases of one source. `beat` is when it last looked, for the watchdog.
+    """Extends the leases of one source. `beat` is the time of its last tick, for the watchdog.
 
-    `end` and `tell` (an event of `Watch`) must be safe from the thread the keeper runs in.
+    `end` and `tell` (an event of `Watch`) must be safe in the keeper's thread.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Keeper:
         return min(max(lease_ms / 3, 1), self._interval_ms_max) / 1000
 
     def nudge(self) -> None:
-        """The length of leases changed: look again now instead of after the old interval."""
+        """Tick now: the length of leases changed, and with it the interval."""
         self._wake.set()
 
     async def run(self, queue: Queue) -> None:
-        """Tick until cancelled. A hanging extend delays neither the ticks nor the deadlines."""
+        """Tick until cancelled. An extend that hangs delays neither ticks nor deadlines."""
         try:
             while True:
                 await self._sleep()
@@ -81,10 +81,12 @@ class Keeper:
             alarm.cancel()
 
     def _due(self, now: float) -> list[Attempt]:
-        """What to extend: all that were not confirmed just now. Drops what has run out."""
+        """The attempts to extend: all that were not confirmed just now. Ends those that expired."""
         due = []
         half_s = self.interval_s / 2
-        for attempt in self._source.attempts.copy():  # copied in one step: the other thread goes on
+        for (
+            attempt
+        ) in self._source.attempts.copy():  # copied in one step: the loop's thread changes it
             if attempt.until <= now:
                 self._lose(attempt)
             elif attempt.kept and now - (attempt.until - attempt.lease.lease_ms / 1000) >= half_s:
@@ -105,13 +107,13 @@ class Keeper:
                 return
             self._contact.made("extend")
             for attempt, answer in zip(batch, answers, strict=True):
-                self._heard(attempt, answer, sent)
+                self._apply(attempt, answer, sent)
             self._tell("extended", len(batch))
 
-    def _heard(self, attempt: Attempt, answer: Lease | LeaseLost, sent: float) -> None:
+    def _apply(self, attempt: Attempt, answer: Lease | LeaseLost, sent: float) -> None:
         if isinstance(answer, LeaseLost):
             if attempt.concluded:
-                # Its own settle may have ended it; the flusher finds out until the deadline.
+                # Its own settle may have ended it; the flusher finds out before the deadline.
                 attempt.kept = False
             else:
                 self._lose(attempt)
@@ -131,7 +133,7 @@ class Keeper:
 
 
 class KeeperThread:
-    """Runs keepers in a thread of their own, each with its own instance of the queue."""
+    """A thread that runs keepers, each with its own instance of the queue."""
 
     def __init__(
         self,

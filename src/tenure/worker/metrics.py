@@ -1,7 +1,6 @@
-"""Counters of the worker, kept as plain integers and turned into Prometheus families when read.
+"""Metrics of a worker: plain integers, turned into Prometheus families at scrape time.
 
-A locked counter child costs more than a no-op job may; a collector that reads integers at scrape
-time costs nothing per job but the addition.
+The locked counters of prometheus_client would cost more than a no-op job.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Buckets:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The form in which Prometheus wants it."""
+        """The cumulative counts by bound, as Prometheus has them."""
         seen, rows = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count
@@ -57,7 +56,7 @@ class Buckets:
 
 
 class Tally:
-    """What happened to the jobs of one task of one queue."""
+    """The counters of one task of one queue."""
 
     __slots__ = ("finished", "lost", "queue", "retried", "run", "started", "task", "wait")
 
@@ -86,7 +85,7 @@ class Metrics(Collector):
         registry.register(self)
 
     def tally(self, queue: str, task: str) -> Tally:
-        """The tally of a task of a queue, made when first asked for."""
+        """The tally of a task of a queue, made on first use."""
         key = (queue, task)
         found = self._tallies.get(key)
         if found is None:

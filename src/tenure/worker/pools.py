@@ -1,6 +1,6 @@
-"""How handlers run that do not run in the loop: a pool of threads, and a pool of child processes.
+"""Handlers outside of the event loop: a pool of threads and a pool of child processes.
 
-Both sides of the socket between worker and child are here: `ProcessPool` is the worker's, `main`
+Both ends of the socket between worker and child are here: `_ProcessPool` is the worker's, `main`
 the child's. They exchange length-prefixed MessagePack.
 """
 
@@ -33,10 +33,11 @@ import msgspec
 from tenure.core.errors import LeaseLost, StoreError, TenureError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, OutcomeKind, Until
+from tenure.core.process import popen, signal_group
 from tenure.core.retry import RetryPolicy, judge
 from tenure.worker.config import Capacity
 from tenure.worker.job import WRITTEN, Attempt, Job, current_job
-from tenure.worker.outcomes import ProcessDied, completed
+from tenure.worker.settle import ProcessDied, completed_outcome
 from tenure.worker.task import Handler, Task, is_child
 
 _ThreadCall = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
@@ -45,15 +46,15 @@ _ThreadCall = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEven
 class _ThreadPool:
     """At most `limit` calls at once; further ones wait in order.
 
-    Not `concurrent.futures`: that one joins its threads when the interpreter ends, so one handler
-    that never returns would keep a stopped worker alive for ever.
+    `concurrent.futures` is not used because it joins its threads when the interpreter ends: a
+    handler that never returns would keep a stopped worker alive.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._calls: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
         self._count = 0
-        self._busy = 0  # calls handed in and not yet back: only the loop's thread counts
+        self._busy = 0  # calls without an answer; only the loop's thread writes it
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run it in a thread; returns what it returns, raises what it raises.
@@ -90,7 +91,7 @@ class _ThreadPool:
             try:
                 loop.call_soon_threadsafe(_deliver, done, value, error)
             except RuntimeError:
-                return  # the loop is closed: the worker has stopped without us
+                return  # the loop is closed: the worker has stopped
             del call, function, done, value, error
 
 
@@ -117,10 +118,11 @@ class _Call(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float | None
     retry: RetryPolicy | None
     chance: float
+    opts: bytes
 
 
 class _Written(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `News`; if it was not written, `lost` or `refused` says why."""
+    """The answer to a `_Reported`; if it was not written, `lost` or `refused` says why."""
 
     lost: str = ""
     refused: str = ""
@@ -130,14 +132,14 @@ class _Begun(msgspec.Struct, frozen=True, tag=True):
     """The handler is imported and starts now: its timeout runs from here."""
 
 
-class _News(msgspec.Struct, frozen=True, tag=True):
+class _Reported(msgspec.Struct, frozen=True, tag=True):
     """A report of the handler."""
 
     report: Report
 
 
 class _Ended(msgspec.Struct, frozen=True, tag=True):
-    """How it ended, judged in the child, where the exception is."""
+    """The outcome, judged in the child, where the exception is."""
 
     kind: OutcomeKind
     result: bytes
@@ -147,7 +149,7 @@ class _Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 _ToChild = _Call | _Written
-_FromChild = _Begun | _News | _Ended
+_FromChild = _Begun | _Reported | _Ended
 
 _encoder = msgspec.msgpack.Encoder()
 _read_to_child = msgspec.msgpack.Decoder(_ToChild).decode
@@ -166,9 +168,9 @@ _MAIN_ALIAS = "__tenure_main__"
 def main(fd: int) -> None:
     """The child process: serve calls from the socket `fd`, one at a time, until it closes.
 
-    It is a fresh interpreter that imports the handler's module, so it shares no memory with the
-    worker and can be killed. It ends when the worker's end of the socket closes, however the worker
-    died. Signals from a terminal or a service manager are the worker's business.
+    It is a fresh interpreter that imports the handler's module: it shares no memory with the worker
+    and can be killed. It ends when the worker's end of the socket closes, however the worker died.
+    It ignores SIGINT and SIGTERM, which the worker handles.
     """
     is_child.set()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,27 +178,27 @@ def main(fd: int) -> None:
         signal.signal(number, lambda *_: None)
     wire = _Wire(socket.socket(fileno=fd))
     while True:
-        call = wire.inbox.get()
+        call = wire.messages.get()
         if isinstance(call, _Call):
-            outcome = _live(call, wire)
+            outcome = _run_handler(call, wire)
             ended = (outcome.kind, outcome.result, outcome.failure, outcome.delay_ms)
             wire.send(_Ended(*ended, outcome.until))
 
 
 class _Wire:
-    """Both directions of the socket; a thread reads, so that the worker's end is noticed."""
+    """Both directions of the socket; a thread reads, to notice the end of the worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self.inbox: queue.SimpleQueue[_ToChild] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[_ToChild] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, message: _FromChild) -> None:
         self._socket.sendall(_framed(message))
 
     def report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
-        self.send(_News(msgspec.structs.replace(report, lease=attempt.lease)))
-        answer = self.inbox.get()
+        self.send(_Reported(msgspec.structs.replace(report, lease=attempt.lease)))
+        answer = self.messages.get()
         if isinstance(answer, _Written) and answer.lost:
             raise LeaseLost(attempt.lease.job_id, answer.lost)
         if isinstance(answer, _Written) and answer.refused:
@@ -207,13 +209,13 @@ class _Wire:
         stream = self._socket.makefile("rb")
         while header := stream.read(_HEADER.size):
             (size,) = _HEADER.unpack(header)
-            self.inbox.put(_read_to_child(stream.read(size)))
+            self.messages.put(_read_to_child(stream.read(size)))
         os._exit(0)  # the worker is gone, and with it the lease
 
 
-def _live(call: _Call, wire: _Wire) -> Outcome:
+def _run_handler(call: _Call, wire: _Wire) -> Outcome:
     attempt = Attempt(call.lease, float("inf"), time.monotonic())
-    job = Job(attempt, wire.report, call.worker_id, call.timeout_s)
+    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=json.loads(call.opts))
     current_job.set(job)
     try:
         handler = _find_handler(*call.where)
@@ -222,20 +224,20 @@ def _live(call: _Call, wire: _Wire) -> Outcome:
         value: Any = handler(job)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return completed(call.lease, value, partial(_say, wire, attempt))
+        return completed_outcome(call.lease, value, partial(_log_line, wire, attempt))
     except LeaseLost:
-        return Outcome(call.lease, "release")  # the worker knows already and writes nothing
+        return Outcome(call.lease, "release")  # the worker knows and writes nothing
     except BaseException as error:
         return judge(call.lease, error, call.retry, call.chance)
 
 
-def _say(wire: _Wire, attempt: Attempt, news: Report) -> None:
-    with contextlib.suppress(StoreError):  # a line of the log is no reason to fail the job
+def _log_line(wire: _Wire, attempt: Attempt, news: Report) -> None:
+    with contextlib.suppress(StoreError):  # a log line that is not written must not fail the job
         wire.report(attempt, news)
 
 
 def _find_handler(module: str, file: str, qualname: str) -> Handler:
-    """Import the handler's module by name, or by file if the name leads elsewhere."""
+    """Import the handler's module by name, or by file if the name is another module's."""
     found: Any = _module(module, file)
     for part in qualname.split("."):
         found = getattr(found, part)
@@ -265,7 +267,7 @@ _START = f"import sys; sys.path[:] = {{path!r}}; from {main.__module__} import m
 
 
 class _Child:
-    """One process. It leads a session of its own, so a kill takes along all that it started."""
+    """One process, in its own session, so that a kill ends all that it started."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -278,38 +280,32 @@ class _Child:
         ours, theirs = socket.socketpair()
         code = _START.format(path=sys.path, fd=theirs.fileno())
         with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220 # nosec B603 # a vfork of a known program
-                [sys.executable, "-P", "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            process = popen([sys.executable, "-P", "-c", code], keep_open=[theirs.fileno()])
         made = cls(process)
         made._reader, made._writer = await asyncio.open_unix_connection(sock=ours)
         return made
 
     @property
     def usable(self) -> bool:
-        """It lives and waits for a call."""
+        """Whether it runs and waits for a call."""
         return self._process.poll() is None and not self._reader.at_eof()
 
     def kill(self) -> None:
-        """End it and its own children now, whatever they are doing."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill it and its own children."""
+        signal_group(self._process.pid, signal.SIGKILL)
         self._writer.close()
-        asyncio.get_running_loop().run_in_executor(None, self._process.wait)  # no zombie stays
+        asyncio.get_running_loop().run_in_executor(None, self._process.wait)  # reap it
 
     async def reap(self) -> int:
-        """Wait until it is gone; its exit code."""
+        """Wait until it has ended; its exit code."""
         return await asyncio.to_thread(self._process.wait)
 
     def send(self, message: _ToChild) -> None:
-        """Hand it a message."""
+        """Send it a message."""
         self._writer.write(_framed(message))
 
     async def receive(self) -> _FromChild:
-        """Its next message; raises `ProcessDied` when it is gone."""
+        """Its next message; raises `ProcessDied` if it has ended."""
         try:
             header = await self._reader.readexactly(_HEADER.size)
             body = await self._reader.readexactly(_HEADER.unpack(header)[0])
@@ -322,7 +318,7 @@ class _Child:
 
 
 class _ProcessPool:
-    """At most `limit` processes, started when needed and used again; further calls wait."""
+    """At most `limit` processes, started when needed and reused; further calls wait."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -338,17 +334,17 @@ class _ProcessPool:
         chance: float,
         begun: Callable[[Attempt], None],
     ) -> Outcome:
-        """Run the handler in a child; when this is cancelled the child is killed."""
+        """Run the handler in a child; cancelling this kills the child."""
         async with self._free:
             child = await self._ready()
             try:
-                # `extra` is the contract's own and may be anything; the handler sees its options.
-                # They go as JSON, since MessagePack has no integers beyond 64 bits.
-                extra = {"opts": json.dumps(attempt.job.opts).encode()}
-                lease = msgspec.structs.replace(attempt.lease, extra=extra)
-                call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance)
+                # `extra` is private to the queue and may be anything. The options go as JSON, since
+                # MessagePack has no integers beyond 64 bits.
+                lease = msgspec.structs.replace(attempt.lease, extra=None)
+                opts = json.dumps(attempt.job.opts).encode()
+                call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance, opts)
                 child.send(_Call(*call))
-                outcome = await _converse(child, attempt, begun)
+                outcome = await _follow_child(child, attempt, begun)
             except BaseException:
                 self._discard(child)
                 raise
@@ -356,7 +352,7 @@ class _ProcessPool:
             return outcome
 
     def resize(self, limit: int) -> None:
-        """Allow more; with fewer slots there are fewer calls, so nothing is taken away."""
+        """Allow more processes. A lower limit needs no action: fewer slots make fewer calls."""
         while self._limit < limit:
             self._limit += 1
             self._free.release()
@@ -383,14 +379,16 @@ class _ProcessPool:
         self._all.pop(child, None)
 
 
-async def _converse(child: _Child, attempt: Attempt, begun: Callable[[Attempt], None]) -> Outcome:
-    """Listen to a child until its handler has ended."""
+async def _follow_child(
+    child: _Child, attempt: Attempt, begun: Callable[[Attempt], None]
+) -> Outcome:
+    """Handle the messages of a child until its handler has ended."""
     while True:
         match await child.receive():
             case _Begun():
                 attempt.begun = True
                 begun(attempt)
-            case _News(report):
+            case _Reported(report):
                 news = msgspec.structs.replace(report, lease=attempt.lease)
                 try:
                     await attempt.source.report(attempt, news)
@@ -414,7 +412,7 @@ class HandlerPools:
         self._rng = rng
 
     def resize(self, capacity: Capacity) -> None:
-        """Have so many threads and processes at most from now on."""
+        """Change the limits."""
         self._threads.limit = capacity.threads
         self._processes.resize(capacity.processes)
 
@@ -426,7 +424,7 @@ class HandlerPools:
         return await self._threads.call(_in_thread(attempt, task, begun))
 
     def close(self) -> None:
-        """Kill the children and let idle threads go; a thread in a handler cannot be stopped."""
+        """Kill the children and end idle threads; a thread in a handler cannot be stopped."""
         self._processes.close()
         self._threads.close()
 
@@ -447,8 +445,8 @@ def _in_thread(attempt: Attempt, task: Task, begun: Callable[[Attempt], None]) -
     job = attempt.job
 
     def call() -> Any:
-        # First say so, then look: `Executor.end` writes and reads in the opposite order, so one of
-        # the two always sees the other.
+        # Write `begun`, then read `ended`. `Executor.end` does it in the opposite order, so at
+        # least one of the two sees the other.
         attempt.begun = True
         if attempt.ended:
             return None

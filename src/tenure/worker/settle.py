@@ -1,16 +1,16 @@
-"""Group commit: whatever finishes while one call is under way travels together in the next one.
+"""Outcomes of handlers, and how they are sent: group commit.
 
-An idle `Flusher` sends at once; under load its batches grow by themselves up to a limit. Where the
-store can work on several batches side by side, a full one need not wait for the one before it. An
-item counts only when the store has answered it. Until then:
+What finishes while one call is in flight is sent together in the next one. An idle `Flusher` sends
+at once; under load its batches grow up to a limit. If the store works on several batches at once, a
+full batch need not wait for the one before it. An item is done when the store has answered it:
 
-    store away, reply lost   the same batch again, after a jittered pause, until each lease's local
-                             deadline has passed; then the item is dropped as lost
-    store answers an error   the batch is cut in halves until the poisonous items stand alone, so
-                             that they harm no neighbour; they are tried a few more times, then left
-                             to run out, and the store's rule for expired leases takes over
-    store can never hold it  refused so twice, an outcome is replaced by one that fails the job with
-                             that reason
+    store away, reply lost   the same batch is sent again after a jittered pause, until each lease's
+                             local deadline has passed; then the item is dropped as lost
+    store answers an error   the batch is bisected until the poisoned items are alone, so that the
+                             others pass; they are tried a few more times, then dropped: the lease
+                             expires and the store's rule for expired leases applies
+    UsageError               an outcome that is refused twice is replaced by one that fails the job
+                             with that reason
 """
 
 from __future__ import annotations
@@ -23,14 +23,229 @@ from typing import Any
 import msgspec
 import structlog
 
-from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
-from tenure.core.retry import RetryPolicy, delay_ms
+from tenure.core.encoding import REPLACED, storable_json, whole_text, without_nul
+from tenure.core.errors import (
+    LeaseLost,
+    ReplyLost,
+    StoreError,
+    StoreUnreachable,
+    TenureError,
+    UnknownTask,
+    UsageError,
+)
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Failure, Outcome
+from tenure.core.retry import RetryPolicy, delay_ms, failure_of
 from tenure.worker.config import Settings
-from tenure.worker.job import Attempt
+from tenure.worker.job import Attempt, lease_facts
+from tenure.worker.task import Tasks
 
 log = structlog.get_logger("tenure.worker")
 
-_USAGE_TRIES = 2  # a refusal for good is believed when it is repeated
+_MESSAGE_CHARS_MAX = 2_000
+_REFUSED = "outcome_refused"
+# Jobs without a handler here: delays between hand-backs, and limits of the memory for them.
+_DELAY_MS = 1_000
+_DELAY_MS_MAX = 60_000
+_STEPS = 10  # the first delay is at most a tenth of the limit
+_TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
+_LOG_EVERY_S = 60.0
+_NAMES_MAX = 1_000
+_JOBS_MAX = 100_000
+
+
+class TimedOut(TenureError):
+    """The handler took longer than its task allows."""
+
+    code = "timeout"
+
+
+class ProcessDied(TenureError):
+    """The child process ended before the handler did: killed, out of memory, or a crash."""
+
+    code = "process_died"
+
+
+def completed_outcome(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outcome:
+    """The outcome of a handler that returned.
+
+    A value that cannot be stored buries the job: another attempt would return the same. If
+    characters of the result were replaced, `report` gets a line for the job's log.
+    """
+    if value is None:
+        return Outcome(lease, "complete")
+    try:
+        result, replaced = storable_json(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        why = f"the handler returned {type(value).__name__}, which cannot be stored: {error}"
+        return _bury(lease, "result_not_json", why)
+    if replaced:
+        report(replaced_note(lease))
+    return Outcome(lease, "complete", result)
+
+
+def replaced_note(lease: Lease) -> Report:
+    """A line for the job's log: the result is not exactly what the handler returned."""
+    return _log_line(lease, f"in the result, {REPLACED}")
+
+
+def _log_line(lease: Lease, text: str) -> Report:
+    return Report(lease=lease, type="log", data=msgspec.json.encode({"text": text}))
+
+
+def nul_free(outcome: Outcome) -> Outcome:
+    """The outcome for a store that refuses NUL; the same object if it has none."""
+    result, failure = without_nul(outcome.result), outcome.failure
+    if failure is not None and "\0" in failure.code + failure.message + failure.stack:
+        failure = msgspec.structs.replace(
+            failure,
+            code=_no_nul(failure.code),
+            message=_no_nul(f"{failure.message} ({REPLACED})"),
+            stack=_no_nul(failure.stack),
+        )
+    if result is outcome.result and failure is outcome.failure:
+        return outcome
+    return msgspec.structs.replace(outcome, result=result, failure=failure)
+
+
+def nul_free_report(report: Report) -> Report:
+    """The same for a report."""
+    return msgspec.structs.replace(
+        report,
+        type=_no_nul(report.type),
+        step=_no_nul(report.step),
+        data=without_nul(report.data),
+        progress=without_nul(report.progress),
+    )
+
+
+def _no_nul(text: str) -> str:
+    return text.replace("\0", "\ufffd")
+
+
+def refused_outcome(outcome: Outcome, error: Exception) -> Outcome | None:
+    """The outcome to send instead of one that the store refuses; None: drop it.
+
+    An error of the store may pass with time. Then the lease expires, and the job runs again.
+    """
+    already = outcome.failure is not None and outcome.failure.code == _REFUSED
+    if already or isinstance(error, StoreError):
+        return None
+    return _bury(outcome.lease, _REFUSED, f"the store refuses the outcome: {error}")
+
+
+def _bury(lease: Lease, code: str, message: str) -> Outcome:
+    text = whole_text(message[:_MESSAGE_CHARS_MAX])
+    return Outcome(lease, "bury", failure=Failure(code=code, message=text, retryable=False))
+
+
+def with_custom_backoff(attempt: Attempt, outcome: Outcome, error: BaseException) -> Outcome:
+    """The outcome by the task's backoff function, if the job names a backoff that its queue lacks.
+
+    The function returns the delay, or -1 to give the job up. If it raises, the job is given up too.
+    """
+    lease, task = outcome.lease, attempt.task
+    custom_backoff = attempt.source.features.custom_backoff
+    named = custom_backoff(lease) if custom_backoff is not None else None
+    if named is None or task is None or task.backoff is None:
+        return outcome
+    if lease.attempt >= (lease.max_attempts or 1):
+        return outcome
+    kind, attempts_made = named
+    try:
+        delay_ms = int(task.backoff(attempts_made, kind, error, attempt.job))
+    except Exception as broken:
+        return Outcome(lease, "bury", failure=failure_of(broken, retryable=False))
+    if delay_ms < 0:
+        return Outcome(lease, "bury", failure=outcome.failure)
+    return Outcome(lease, "retry", failure=outcome.failure, delay_ms=delay_ms)
+
+
+def no_children_outcome(lease: Lease) -> Outcome:
+    """The handler parked its job in a queue whose jobs have no children."""
+    message = "the handler parked its job, but jobs of this queue have no children to wait for"
+    return _bury(lease, "no_children", message)
+
+
+def cancelled_outcome(lease: Lease) -> Outcome:
+    """A cancel was requested, and the handler has been stopped."""
+    failure = Failure(code="cancelled", message="cancelled on request")
+    return Outcome(lease, "cancel", failure=failure)
+
+
+def hand_back_ms(times: int, limit_ms: int) -> int:
+    """The delay of a job that was handed back so many times before.
+
+    >>> [hand_back_ms(times, 3_600_000) for times in (0, 1, 5, 6, 1_000)]
+    [1000, 2000, 32000, 60000, 60000]
+    """
+    first_ms = max(1, min(_DELAY_MS, limit_ms // _STEPS))
+    return min(first_ms << min(times, 16), _DELAY_MS_MAX)
+
+
+class _HandedBack(msgspec.Struct):
+    """One job: when this worker handed it back first, and how often."""
+
+    since_s: float
+    times: int = 0
+
+
+class UnknownTasks:
+    """Jobs whose task has no handler here: handed back with growing delays, and at last failed.
+
+    In a rolling deploy, or if workers have different tasks, another worker has the handler. Each
+    worker counts its own hand-backs, because the store's count includes the snoozes of handlers,
+    and fails only a job that it has itself handed back for `limit_ms`. A worker that restarts
+    begins anew, so a job may be kept longer than that.
+    """
+
+    def __init__(
+        self, tasks: Tasks, *, limit_ms: int, clock: Callable[[], float], rng: Random
+    ) -> None:
+        self._tasks = tasks
+        self._limit_ms = limit_ms
+        self._clock = clock
+        self._rng = rng
+        self._jobs: dict[tuple[str, str], _HandedBack] = {}
+        self._logged: dict[str, float] = {}
+
+    def judge(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
+        """Hand the job back with a delay, or fail it; the first time the job's log says so."""
+        now = self._clock()
+        name = (lease.queue, lease.job_id)
+        # Taken out and put back, so that the first entry of the dict is the oldest.
+        seen = self._jobs.pop(name, None) or _HandedBack(now)
+        failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
+        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
+            self._log(lease, now, delay_ms=0)
+            return Outcome(lease, "bury", failure=failure)
+        delay_ms = hand_back_ms(seen.times, self._limit_ms)
+        delay_ms += round(delay_ms / 4 * self._rng.random())  # jitter
+        self._log(lease, now, delay_ms=delay_ms)
+        if not seen.times:
+            report(_log_line(lease, f"{failure.message}; the job is handed back"))
+        seen.times += 1
+        if len(self._jobs) >= _JOBS_MAX:
+            del self._jobs[next(iter(self._jobs))]
+        self._jobs[name] = seen
+        return Outcome(lease, "snooze", delay_ms=delay_ms)
+
+    def _log(self, lease: Lease, now: float, *, delay_ms: int) -> None:
+        """Once a minute for each name."""
+        if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return
+        if len(self._logged) >= _NAMES_MAX:
+            self._logged.clear()
+        self._logged[lease.task] = now
+        log.warning(
+            "task_unknown",
+            **lease_facts(lease),
+            nearest=self._tasks.close(lease.task),
+            handed_back_ms=delay_ms,
+        )
+
+
+_USAGE_TRIES = 2  # a UsageError is final when it is repeated
 
 
 class Backoff:
@@ -47,12 +262,12 @@ class Backoff:
         return delay_ms(self._policy, self.tries, self._rng.random()) / 1000
 
     def reset(self) -> None:
-        """It worked: begin with the shortest pause again."""
+        """Begin with the shortest pause again, after a success."""
         self.tries = 0
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One report or outcome to send. `written` is what the sender of a report waits for."""
+    """One report or outcome to send. The sender of a report waits for `written`."""
 
     attempt: Attempt
     item: Any
@@ -64,7 +279,7 @@ class Flusher:
     """Sends items of one kind to one queue in batches, at most one call at a time in each lane.
 
     There are as many lanes as `backoffs`. All but the first send full batches only: a partial batch
-    is better sent together with what arrives meanwhile.
+    waits, so that it grows.
 
     The callbacks run in the worker's loop. `answered` gets a batch and the store's answers,
     `failed` the error of a call. `dropped` gets entries whose deadline passed (`LeaseLost`) or
@@ -110,7 +325,7 @@ class Flusher:
         return any(backoff.tries > 0 for backoff in self._backoffs)
 
     def add(self, entry: Entry) -> None:
-        """Send it with the next batch, which is now if none is under way."""
+        """Send it with the next batch: now, if none is in flight."""
         self._waiting.append(entry)
         if self._wake is not None:
             self._wake.set_result(None)
@@ -119,7 +334,7 @@ class Flusher:
             self._wake_full.pop().set_result(None)
 
     async def run(self) -> None:
-        """Flush for ever; cancelling it leaves what is unanswered to run out."""
+        """Flush until cancelled; leases of unanswered items then expire."""
         first, *others = self._backoffs
         flows = [self._lane(first, self._any), *(self._lane(each, self._full) for each in others)]
         lanes = [asyncio.ensure_future(flow) for flow in flows]
@@ -130,7 +345,7 @@ class Flusher:
                 lane.cancel()
             self._wake, self._wake_full = None, []
             self._ended = True
-            self._signal_empty()  # nobody need wait any longer
+            self._signal_empty()  # end the waits of `empty`
 
     async def _lane(self, backoff: Backoff, some: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -149,22 +364,22 @@ class Flusher:
                 self._signal_empty()
 
     async def _any(self) -> None:
-        """Something waits."""
+        """Wait for an item."""
         if not self._waiting:
             self._wake = asyncio.get_running_loop().create_future()
-            # Woken by the first of many that finish in this turn of the loop, it runs after
-            # the last of them: that is what makes one batch of them.
+            # The first item wakes it, but it runs after all others of this turn of the loop: so
+            # they make one batch.
             await self._wake
 
     async def _full(self) -> None:
-        """A whole batch waits."""
+        """Wait for a full batch."""
         while len(self._waiting) < self._batch_max:
             wake = asyncio.get_running_loop().create_future()
             self._wake_full.append(wake)
             await wake
 
     async def empty(self) -> bool:
-        """Return when everything has an answer; False when this flusher ended before."""
+        """Wait until every item has its answer; False if this flusher ended before."""
         if self.backlog and not self._ended:
             waiter = asyncio.get_running_loop().create_future()
             self._emptied.append(waiter)
@@ -172,7 +387,7 @@ class Flusher:
         return not self.backlog
 
     async def _attempt(self, batch: list[Entry]) -> list[Entry]:
-        """Send a batch and deliver its answers; returns what has to be sent again."""
+        """Send a batch and deliver its answers; returns the entries to send again."""
         if not batch:
             return []
         try:
@@ -213,7 +428,7 @@ class Flusher:
         return batch
 
     def _still_ours(self, batch: list[Entry]) -> list[Entry]:
-        """The batch without those whose lease may be somebody else's by now."""
+        """The batch without entries whose lease another worker may hold by now."""
         now = self._clock()
         ours: list[Entry] = []
         for entry in batch:

@@ -1,4 +1,4 @@
-"""The queues that a worker serves: what is under way with each, and how they share the slots."""
+"""The queues that a worker serves: the attempts of each, and how they share the slots."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import msgspec
 import structlog
 
 from tenure.core.errors import LeaseLost, StoreUnreachable, UsageError
-from tenure.core.lease import Lease, Report
+from tenure.core.lease import Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import open_queue, parse_url
-from tenure.core.seam import Quarantining, Queue, Staffing, features
+from tenure.core.seam import Queue
 from tenure.worker.config import Settings
-from tenure.worker.events import Listeners, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.metrics import Metrics
-from tenure.worker.outcomes import nul_free, nul_free_report, refused, replaced_note
-from tenure.worker.settle import Backoff, Entry, Flusher
+from tenure.worker.settle import (
+    Backoff,
+    Entry,
+    Flusher,
+    nul_free,
+    nul_free_report,
+    refused_outcome,
+    replaced_note,
+)
+from tenure.worker.telemetry import Listeners, Watch
 
 log = structlog.get_logger("tenure.worker")
 
@@ -36,11 +43,11 @@ def opener_of(queue: str | Opener, worker_id: str) -> tuple[str, Opener]:
     return getattr(queue, "__name__", type(queue).__name__), queue
 
 
-class Share:
-    """One queue's part of the slots; `in_use` counts running jobs and claims on their way.
+class QueueSlots:
+    """The slots of one queue; `in_use` counts running jobs and claims in flight.
 
     `claim_max` is the most leases that one claim returns, `most` the most slots that the queue may
-    have (0: all). `hungry`: the last claim came back full. `idle`: it came back empty.
+    have (0: all). `hungry`: the last claim returned all it asked for. `idle`: it returned none.
     """
 
     __slots__ = ("claim_max", "hungry", "idle", "in_use", "most", "waiter")
@@ -57,92 +64,91 @@ class Share:
 class Slots:
     """All slots of a worker, shared fairly by its queues. `take` waits for some, `give` frees them.
 
-    Every queue is owed an equal share. Unowed slots may be borrowed; but a hungry queue below its
-    share comes first, and what it is owed cannot be borrowed. An idle queue keeps one slot for its
-    waiting claim, so that a busy neighbour cannot shut it out.
+    Every queue has a right to an equal part. A queue may borrow free slots beyond that, but not
+    those that a hungry queue still has a right to. An idle queue keeps one slot for its waiting
+    claim, so that a busy queue cannot starve it.
     """
 
     def __init__(self, total: int, *, batch_max: int) -> None:
         self.total = total
         self.used = 0
-        self._shares: list[Share] = []
+        self._queues: list[QueueSlots] = []
         self.paused = False
         self._waiting = 0
         self._closed = False
         self._batch_max = batch_max
 
-    def share(self, claim_max: int = 0, most: int = 0) -> Share:
-        """A part for one more queue."""
-        made = Share(min(claim_max or self._batch_max, self._batch_max), most)
-        self._shares.append(made)
+    def add_queue(self, claim_max: int = 0, most: int = 0) -> QueueSlots:
+        """The slots of one more queue."""
+        made = QueueSlots(min(claim_max or self._batch_max, self._batch_max), most)
+        self._queues.append(made)
         return made
 
     def resize(self, total: int) -> None:
-        """Change the number of slots; when there are fewer, running jobs end first."""
+        """Change the number of slots; running jobs keep theirs until they end."""
         self.total = total
         self._wake()
 
     def pause(self, paused: bool) -> None:
-        """Hand out nothing until this is taken back."""
+        """Hand out no slots while paused."""
         self.paused = paused
         self._wake()
 
     @property
     def crowded(self) -> bool:
-        """There are more queues than slots: a claim must not hold its slot for long."""
-        return len(self._shares) > self.total
+        """More queues than slots: a claim must not wait long with its slot."""
+        return len(self._queues) > self.total
 
-    def allowance(self, share: Share) -> int:
+    def allowance(self, queue: QueueSlots) -> int:
         """How many slots this queue may take now."""
-        free = min(self.total - self.used, (share.most or self.total) - share.in_use)
+        free = min(self.total - self.used, (queue.most or self.total) - queue.in_use)
         if free <= 0 or self.paused:
             return 0
-        # Half at most, so that a claim is under way while the batch before it is being executed.
-        most = min(share.claim_max, max(1, (self.total + 1) // 2))
-        if len(self._shares) == 1:
+        # At most half, so that the next claim runs while this batch is being executed.
+        most = min(queue.claim_max, max(1, (self.total + 1) // 2))
+        if len(self._queues) == 1:
             return min(free, most)
-        fair = max(1, self.total // len(self._shares))
-        others = [s for s in self._shares if s is not share and s.hungry]
-        owed = sum(max(0, min(fair, s.most or fair) - s.in_use) for s in others)
-        limit = min(free, max(fair - share.in_use, free - owed), most)
-        return min(limit, 1) if share.idle else max(limit, 0)
+        fair = max(1, self.total // len(self._queues))
+        others = [each for each in self._queues if each is not queue and each.hungry]
+        owed = sum(max(0, min(fair, each.most or fair) - each.in_use) for each in others)
+        limit = min(free, max(fair - queue.in_use, free - owed), most)
+        return min(limit, 1) if queue.idle else max(limit, 0)
 
-    async def take(self, share: Share) -> int:
+    async def take(self, queue: QueueSlots) -> int:
         """Wait for at least one slot and take what is allowed; 0 when the worker stops."""
         while not self._closed:
-            count = self.allowance(share)
+            count = self.allowance(queue)
             if count:
                 self.used += count
-                share.in_use += count
+                queue.in_use += count
                 return count
-            share.waiter = asyncio.get_running_loop().create_future()
+            queue.waiter = asyncio.get_running_loop().create_future()
             self._waiting += 1
-            await share.waiter
+            await queue.waiter
         return 0
 
-    def give(self, share: Share, count: int) -> None:
-        """Free slots and wake the queues that wait, those with the fewest in use first.
+    def give(self, queue: QueueSlots, count: int) -> None:
+        """Free slots and wake waiting queues, those with the fewest slots in use first.
 
-        A waiter runs after everything else that ends in this turn of the loop, so it finds all the
-        slots that were freed in it.
+        A waiter runs in the next turn of the loop, so it finds all slots that this turn freed.
         """
         self.used -= count
-        share.in_use -= count
+        queue.in_use -= count
         if self._waiting:
             self._wake()
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no more slots."""
         self._closed = True
         self._wake()
 
     def _wake(self) -> None:
-        waiting = [share for share in self._shares if share.waiter is not None]
-        waiting.sort(key=lambda share: share.in_use)
-        for share in waiting:
-            if share.waiter is not None and not share.waiter.done():
-                share.waiter.set_result(None)
-            share.waiter = None
+        waiting = [queue for queue in self._queues if queue.waiter is not None]
+        waiting.sort(key=lambda queue: queue.in_use)
+        for queue in waiting:
+            if queue.waiter is not None and not queue.waiter.done():
+                queue.waiter.set_result(None)
+            queue.waiter = None
         self._waiting = 0
 
 
@@ -160,7 +166,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
 
 
 class Contact:
-    """Whether the store answers; logs when that changes, not at every failure."""
+    """Whether the store answers. Changes are logged, not every failure."""
 
     __slots__ = ("_failing", "ever", "name")
 
@@ -175,7 +181,7 @@ class Contact:
         return not self._failing
 
     def made(self, operation: str) -> bool:
-        """A call was answered; True when it was the first one ever."""
+        """A call was answered; True if it was the first one ever."""
         first, self.ever = not self.ever, True
         if self._failing and operation in self._failing:
             self._failing.discard(operation)
@@ -183,7 +189,7 @@ class Contact:
         return first
 
     def failed(self, operation: str, error: BaseException) -> None:
-        """A call was not answered, or with an error."""
+        """A call failed."""
         if operation not in self._failing:
             self._failing.add(operation)
             away = isinstance(error, StoreUnreachable)
@@ -192,9 +198,9 @@ class Contact:
 
 
 class Source:
-    """One queue being served: its attempts, its flushers and its share of the slots.
+    """One served queue: its attempts, its flushers and its slots.
 
-    `settled` and `dropped` get what became of outcomes; `end` stops an attempt.
+    `settled` and `dropped` are called with the fate of outcomes; `end` stops an attempt.
     """
 
     def __init__(
@@ -209,8 +215,8 @@ class Source:
     ) -> None:
         self.name = name
         self.queue = queue
-        self.features = features(queue)
-        self.share = context.slots.share(self.features.claim_max, self.features.slots_max)
+        self.features = queue.features
+        self.queue_slots = context.slots.add_queue(self.features.claim_max, self.features.slots_max)
         self.contact = Contact(name)
         self.attempts: dict[Attempt, None] = {}
         self.lease_ms = self.features.lease_ms
@@ -220,16 +226,15 @@ class Source:
         self._watch = context.watch
         self._end = end
         self._quarantined = context.metrics.quarantined
-        self._take_quarantined = queue.take_quarantined if isinstance(queue, Quarantining) else None
-        if self._take_quarantined is not None:
+        if self.features.take_quarantined is not None:
             self._quarantined.setdefault(name, 0)
-        self.tell_slots(context.slots.total)
+        queue.slots = context.slots.total
         self.settles = Flusher(
             queue.settle,
             answered=settled,
             dropped=dropped,
             failed=partial(self.failed, "settle"),
-            instead=refused,
+            instead=refused_outcome,
             clock=context.clock,
             backoffs=[self.backoff() for _ in range(self.features.settles_at_once)],
             settings=context.settings,
@@ -259,22 +264,17 @@ class Source:
             self._watch.tell("contact")
 
     def note_quarantined(self) -> None:
-        """Log and count the records that the queue has set aside since the last call."""
-        if self._take_quarantined is None:
+        """Log and count the records that the queue set aside as unreadable since the last call."""
+        if self.features.take_quarantined is None:
             return
-        for record in self._take_quarantined():
+        for record in self.features.take_quarantined():
             self._quarantined[self.name] += 1
             log.warning(
                 "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
             )
 
-    def tell_slots(self, slots: int) -> None:
-        """Let the store know how many jobs run at once, if it wants to."""
-        if isinstance(self.queue, Staffing):
-            self.queue.slots = slots
-
     async def keep_up(self) -> None:
-        """Upkeep at once, which also is the first contact, then every `upkeep_ms`, jittered."""
+        """Run upkeep at once, which is the first contact too, then every `upkeep_ms`, jittered."""
         while True:
             try:
                 await self.queue.upkeep()
@@ -287,25 +287,20 @@ class Source:
             await asyncio.sleep(self._settings.upkeep_ms / 1000 * (0.75 + self._rng.random() / 2))
 
     def forget(self, attempt: Attempt) -> None:
-        """The store has ended the attempt, or its lease is lost: it is none of ours any more."""
+        """Drop an attempt that the store has ended or whose lease is lost."""
         self.attempts.pop(attempt, None)
-        attempt.job = None  # it refers to the attempt: without a cycle both are freed at once
+        attempt.job = None  # breaks the reference cycle, so that both are freed at once
 
     async def children(self, job_id: str) -> Any:
-        """What the children of a job left, in the words of the queue's contract."""
-        if not self.features.has_children:
+        """What the children of a job left, in the words of the contract."""
+        if self.features.children is None:
             raise UsageError(f"jobs of {self.name} have no children")
-        return await self.queue.children(job_id)  # type: ignore[attr-defined]
-
-    def custom_backoff(self, lease: Lease) -> tuple[str, int] | None:
-        """The name of a backoff that the queue does not know, and the attempts made by now."""
-        ask = getattr(self.queue, "custom_backoff", None)
-        return ask(lease) if ask is not None else None
+        return await self.features.children(job_id)
 
     # outcomes and reports -----------------------------------------------------------------------
 
     def fit(self, attempt: Attempt, outcome: Outcome) -> Outcome:
-        """The outcome as this store can hold it; the job's log says where that is not the same."""
+        """The outcome as this store can hold it; a line in the job's log says if it was changed."""
         if self.features.holds_nul:
             return outcome
         fitted = nul_free(outcome)
@@ -314,7 +309,7 @@ class Source:
         return fitted
 
     def settle(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Send an outcome, after the reports of the same attempt."""
+        """Send an outcome, after the attempt's reports."""
         entry = Entry(attempt, outcome)
         if attempt.unsent:
             attempt.parked = entry
@@ -322,13 +317,13 @@ class Source:
             self.settles.add(entry)
 
     def report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
-        """Queue news of a running attempt; the future is done when the store has it."""
+        """Queue a report of a running attempt; the future is done when the store has it."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if report.payload and not self.features.has_data:
+        if report.payload and not self.features.replaces_payload:
             raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
         if attempt.concluded or attempt.lost:
             written.set_exception(LeaseLost(attempt.lease.job_id, "this attempt is over"))
-            written.exception()  # so that asyncio does not complain if it is never awaited
+            written.exception()  # else asyncio logs it if it is never awaited
             return written
         attempt.unsent += 1
         fitted = report if self.features.holds_nul else nul_free_report(report)
@@ -342,10 +337,10 @@ class Source:
         self._watch.tell("reported", len(entries))
 
     def _report_done(self, entry: Entry, error: Exception | None) -> None:
-        """A report is written or given up; an outcome that waited for it may go now.
+        """A report was written or given up; an outcome that waited for it may be sent now.
 
-        The handler gets the error. The attempt ends only if the lease is lost: it is marked at once
-        and its handler stopped one turn later, when it has met its `LeaseLost`.
+        The handler gets the error. The attempt ends only if the lease is lost. It is marked at once
+        and its handler is stopped one turn later, after it was raised the `LeaseLost`.
         """
         attempt, written = entry.attempt, entry.written
         attempt.unsent -= 1

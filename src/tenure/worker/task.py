@@ -33,8 +33,8 @@ BackoffFunction = Callable[[int, str, BaseException, Any], int]
 ANY_TASK = "*"
 
 is_child = threading.Event()
-"""Set in a process that runs `process=True` handlers: it imports the application's modules, and a
-worker that one of them starts at import time must not start again there."""
+"""Set in a child process that runs `process=True` handlers. It imports the application's modules; a
+worker that one of them starts at import time must not start there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Tasks:
         return next(iter(difflib.get_close_matches(name, self._by_name, n=1)), "")
 
     def nearest(self, name: str) -> str:
-        """A sentence for an error: what is registered, and what may have been meant."""
+        """A message for an unknown task: the registered tasks, and the closest one."""
         close = self.close(name)
         hint = f", did you mean {close!r}?" if close else ""
         return f"no handler for task {name!r}{hint} (there are: {', '.join(self._by_name)})"

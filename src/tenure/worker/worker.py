@@ -1,8 +1,12 @@
-"""The worker: opens its queues, claims, runs, keeps, settles, and stops in good order.
+"""The worker: starts the parts that serve its queues, and stops them in order.
 
-The parts: `claim` takes leases by the free slots of `source`; `attempt` leads each through its
-life, in the loop or by `pools`; `settle` sends outcomes in batches; `keeper` extends the leases
-meanwhile. This module starts them all, waits, and stops them by the rules of `drain`.
+`claim` takes as many leases as `source` has free slots. `attempt` runs the handler of each, in the
+loop or in `pools`. `settle` sends outcomes in batches. Meanwhile `keeper` extends the leases. A
+worker stops in two steps:
+
+    first SIGTERM or SIGINT   no more claims; handlers may finish for `drain_ms`; then they are
+                              cancelled and their leases handed back
+    second one                everything is handed back at once
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -25,15 +31,21 @@ from tenure.core.errors import TenureError, UsageError
 from tenure.worker.attempt import Executor
 from tenure.worker.claim import Claimer
 from tenure.worker.config import Settings, capacity, identity
-from tenure.worker.drain import Stopping, drain, signals
-from tenure.worker.events import EventName, Listener, Listeners, Notifier, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
 from tenure.worker.metrics import Metrics
 from tenure.worker.pools import HandlerPools
 from tenure.worker.source import Context, Opener, Slots, Source, opener_of
 from tenure.worker.task import Task, Tasks, is_child
-from tenure.worker.telemetry import Tracer, ensure_logs
+from tenure.worker.telemetry import (
+    EventName,
+    Listener,
+    Listeners,
+    Notifier,
+    Tracer,
+    Watch,
+    ensure_logs,
+)
 
 log = structlog.get_logger("tenure.worker")
 
@@ -41,7 +53,7 @@ _KEEPER_SILENCE_S = 5.0
 
 
 class _Service(msgspec.Struct, frozen=True, eq=False):
-    """One queue being served."""
+    """The parts that serve one queue."""
 
     opener: Opener
     source: Source
@@ -50,7 +62,7 @@ class _Service(msgspec.Struct, frozen=True, eq=False):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is. `stores` says for every queue whether its store answers."""
+    """The health of a worker. `stores` says for every queue whether its store answers."""
 
     state: str
     ready: bool
@@ -106,10 +118,10 @@ class Worker:
         self._fault: BaseException | None = None
         self._ready = False
 
-    # the public face ----------------------------------------------------------------------------
+    # public -------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until told to stop; returns the exit code: 0 after a clean drain."""
+        """Serve until SIGTERM, SIGINT or `stop`; returns the exit code: 0 after a clean drain."""
         if is_child.is_set():
             return 0  # a handler's process imports the file that made this worker
         _tune_gc()
@@ -118,7 +130,7 @@ class Worker:
             return runner.run(self._serve_with_signals())
 
     async def serve(self) -> int:
-        """Serve until `stop`; cancelling it is like pulling the plug: nothing more is written."""
+        """Serve until `stop`; if it is cancelled, nothing more is written."""
         if is_child.is_set():
             return 0
         if self.state != "new":
@@ -139,11 +151,11 @@ class Worker:
         return 0 if clean and self._fault is None else 1
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Drain; with `at_once` hand everything back without waiting. Safe from any thread."""
-        self._in_loop(partial(self._stopping.ask, at_once=at_once))
+        """Drain; with `at_once` hand all jobs back without waiting. Safe from any thread."""
+        self._in_loop(partial(self._stopping.request, at_once=at_once))
 
     def on(self, event: EventName, listener: Listener) -> None:
-        """Call `listener` when something happens; see `EventName` for the events."""
+        """Call `listener` at an event; see `EventName` for the events and their arguments."""
         self._listeners.add(event, listener)
 
     @property
@@ -160,7 +172,7 @@ class Worker:
         self._in_loop(self._resize)
 
     def pause(self) -> None:
-        """Claim no more jobs, those that run end; other workers go on. Safe from any thread."""
+        """Claim no more jobs; running ones and other workers go on. Safe from any thread."""
         self._in_loop(partial(self._pause, True))
 
     def resume(self) -> None:
@@ -168,7 +180,7 @@ class Worker:
         self._in_loop(partial(self._pause, False))
 
     def abort(self) -> None:
-        """Stop dead, as if the process had been killed: nothing is written any more."""
+        """Stop as if the process had been killed: nothing more is written."""
         self.state = "aborted"
         for attempt in list(self._executor.running):
             attempt.concluded = True
@@ -201,7 +213,7 @@ class Worker:
         if self.state != "new":
             self._pools.resize(self._capacity)
         for service in self._services:
-            service.source.tell_slots(self._slots.total)
+            service.source.queue.slots = self._slots.total
 
     def _pause(self, paused: bool) -> None:
         if paused != self._slots.paused:
@@ -211,7 +223,7 @@ class Worker:
     # starting -----------------------------------------------------------------------------------
 
     async def _serve_with_signals(self) -> int:
-        with signals(self._stopping.press):
+        with signals(self._stopping.on_signal):
             return await self.serve()
 
     def _open(self) -> None:
@@ -229,7 +241,7 @@ class Worker:
         self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
         self._executor = Executor(self._tasks, self._pools, self._context, self._tracer)
         self._services = [self._service(name, opener) for name, opener in self._openers]
-        self.watch.hooks.append(self._heard)
+        self.watch.hooks.append(self._on_event)
 
     def _service(self, name: str, opener: Opener) -> _Service:
         threaded = self.settings.keeper_threaded
@@ -264,7 +276,7 @@ class Worker:
             for service in self._services:
                 self._spawn(service.keeper.run(service.source.queue))
         if self.settings.burst:
-            await self._tidy_first()
+            await self._promote_due()
         for service in self._services:
             source = service.source
             for each in (source.settles.run(), source.reports.run(), source.keep_up()):
@@ -293,25 +305,22 @@ class Worker:
             self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        """A part that dies of an error is a bug, unless the store refused what it asked for:
-
-        better stop in order than limp on.
-        """
+        """Stop because a part died. That is a bug, unless the store refused what it asked for."""
         self._fault = error
         if isinstance(error, TenureError):
             log.error("the store refuses to serve this worker; stopping", error=str(error))
         else:
             log.error("a part of the worker died; stopping", error=repr(error), exc_info=error)
-        self._stopping.ask()
+        self._stopping.request()
 
-    async def _tidy_first(self) -> None:
-        """Burst mode ends at the first empty claim, so what is due must be promoted before it."""
+    async def _promote_due(self) -> None:
+        """Promote due jobs before the first claim: burst mode ends at the first empty one."""
         rounds = (service.source.queue.upkeep() for service in self._services)
         await asyncio.gather(*rounds, return_exceptions=True)
 
-    # what the parts tell ------------------------------------------------------------------------
+    # events of the parts ------------------------------------------------------------------------
 
-    def _heard(self, name: str, _count: int) -> None:
+    def _on_event(self, name: str, _count: int) -> None:
         if name == "dry" and self.settings.burst:
             self._stop_when_empty()
         if name in ("claimed", "dry"):
@@ -355,11 +364,11 @@ class Worker:
             await asyncio.sleep(self.settings.watchdog_ms / 2000)
 
     def _stop_when_empty(self) -> None:
-        """Burst: done when claims sent after the last event came back empty and nothing runs."""
+        """End a burst if claims sent after the last activity were empty and nothing runs."""
         seen = self.watch.activity
         dry = all(service.claimer.dry_at == seen for service in self._services)
         if dry and not any(service.source.attempts for service in self._services):
-            self._stopping.ask()
+            self._stopping.request()
 
     # stopping -----------------------------------------------------------------------------------
 
@@ -391,7 +400,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _merged(settings: Settings, concurrency: int | None, burst: bool) -> Settings:
-    """The arguments of `Worker` that have a name of their own, over the settings."""
+    """The settings, with the arguments of `Worker` that override them."""
     changes: dict[str, Any] = {}
     if concurrency is not None:
         changes["concurrency"] = concurrency
@@ -401,7 +410,7 @@ def _merged(settings: Settings, concurrency: int | None, burst: bool) -> Setting
 
 
 def _tune_gc() -> None:
-    """Thousands of short-lived attempts are no reason to search the whole heap for cycles."""
+    """Collect less often: short-lived attempts make few cycles, and a full collection is slow."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -413,3 +422,126 @@ def _uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+# Some supervisors signal a process group and then its leader again: that counts as one signal.
+_SAME_SIGNAL_S = 0.1
+
+
+class Stopping:
+    """The request to stop: none, drain, or release at once."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.release = asyncio.Event()
+        self._signalled: float | None = None
+
+    def on_signal(self) -> None:
+        """A signal arrived: the first drains, a later one releases."""
+        now = asyncio.get_running_loop().time()
+        if self._signalled is not None and now - self._signalled < _SAME_SIGNAL_S:
+            return
+        self._signalled = now
+        self.request(at_once=self.drain.is_set())
+
+    def request(self, *, at_once: bool = False) -> None:
+        """Stop; with `at_once` without waiting for handlers."""
+        self.drain.set()
+        if at_once:
+            self.release.set()
+
+
+@contextmanager
+def signals(on_signal: Callable[[], None]) -> Generator[None]:
+    """Call `on_signal` for SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> bool:
+    """Wait until one of the events is set; False after the timeout."""
+    waiters = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(
+            waiters, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+
+
+async def drain(
+    claimers: Mapping[Claimer, asyncio.Task[None]],
+    executor: Executor,
+    context: Context,
+    stopping: Stopping,
+) -> bool:
+    """Stop; True if every handler could finish and the store accepted every outcome."""
+    settings, watch = context.settings, context.watch
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.drain_ms / 1000
+    watch.tell("draining")
+    for claimer, running in claimers.items():
+        claimer.stopping = True
+        if not claimer.in_claim:
+            running.cancel()
+    context.slots.close()
+    executor.end_unbegun()
+    await _end_claims(list(claimers.values()), stopping, settings.claim_wait_ms)
+    quiet = executor.quiet()
+    left_s = max(0.0, deadline - loop.time())
+    await _first_of(quiet, stopping.release, timeout_s=left_s)
+    if not quiet.is_set():
+        watch.tell("releasing")
+        await _release(executor, quiet, stopping, settings.cancel_grace_ms)
+    flushed = await _flush([claimer.source for claimer in claimers], settings.flush_ms)
+    watch.tell("drained")
+    return flushed and not stopping.release.is_set()
+
+
+async def _end_claims(
+    running: Sequence[asyncio.Task[None]], stopping: Stopping, wait_ms: int
+) -> None:
+    """Wait for claims in flight; their claimers hand back the leases."""
+    done = asyncio.Event()
+    gathered = asyncio.gather(*running, return_exceptions=True)
+    gathered.add_done_callback(lambda _: done.set())
+    await _first_of(done, stopping.release, timeout_s=wait_ms / 1000 + 1)
+    for each in running:
+        each.cancel()
+
+
+async def _release(
+    executor: Executor, quiet: asyncio.Event, stopping: Stopping, grace_ms: int
+) -> None:
+    """Cancel the running handlers and hand their leases back; at once after a second signal."""
+    attempts = list(executor.running)
+    log.warning("handing back unfinished jobs", jobs=len(attempts))
+    for attempt in attempts:
+        executor.end(attempt, "shutdown")
+    await _first_of(quiet, stopping.release, timeout_s=grace_ms / 1000 + 1)
+    for attempt in attempts:
+        executor.conclude(attempt)
+
+
+async def _flush(sources: Sequence[Source], limit_ms: int) -> bool:
+    """Wait until the last outcomes are answered."""
+    emptied = [
+        flusher.empty() for source in sources for flusher in (source.reports, source.settles)
+    ]
+    try:
+        flushed = all(await asyncio.wait_for(asyncio.gather(*emptied), limit_ms / 1000))
+    except TimeoutError:
+        flushed = False
+    if not flushed:
+        left = sum(source.settles.backlog for source in sources)
+        log.error("stopping with outcomes the store did not take", outcomes=left)
+    return flushed

@@ -49,6 +49,8 @@ class Observed:
     def __init__(
         self, queue: MemoryQueue, node: str, now_ms: Callable[[], int], log: list[Observation]
     ) -> None:
+        self.slots = 0
+        self.features = queue.features
         self._queue = queue
         self._node = node
         self._now_ms = now_ms

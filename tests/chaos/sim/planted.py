@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tenure.contracts.memory import MemoryQueue
-from tenure.contracts.memory.job import StoredJob
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.store import MemoryStore, StoredJob
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease
@@ -48,12 +47,12 @@ class NonIdempotentSettle(MemoryStore):
 class SplitSubmit(MemoryStore):
     """Storing a job does not make it claimable; that is a second step."""
 
-    def place(self, job: StoredJob) -> None:
+    def make_claimable(self, job: StoredJob) -> None:
         pass
 
     def enqueue(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
-            super().place(self.jobs[job_id])
+            super().make_claimable(self.jobs[job_id])
 
 
 class SplitSubmitQueue(MemoryQueue):

@@ -22,10 +22,9 @@ import msgspec
 import structlog
 
 from tenure.contracts.memory import SharedStore
-from tenure.contracts.memory.job import MemoryOptions
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.machine import MACHINE as MEMORY
+from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.core.journal import JournalEvent
-from tenure.core.state import MEMORY
 from tenure.worker import Worker
 from tests.chaos.sim.loop import Node, SimLoop, Stuck
 from tests.chaos.sim.network import CALM, Network, Weather
@@ -245,13 +244,13 @@ class World:
 
     def recorded(self) -> Recording:
         store = self.shared.store
-        records = [job.record() for job in store.jobs.values()]
-        told = {job.job_id: tuple(job.events) for job in store.jobs.values()}
+        records = [store.record(job) for job in store.jobs.values()]
+        by_job = {job_id: tuple(job.events) for job_id, job in store.jobs.items()}
         return Recording(
             events=store.read_journal("", store.journal_length),
             observations=self.observations,
             faults=self.faults,
-            snapshot=Snapshot(records=records, events=told, counts=store.counts()),
+            snapshot=Snapshot(records=records, events=by_job, counts=store.counts()),
         )
 
     def judged(self) -> Verdict:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.bullmq import Flow, SchedulerRecord
+from tenure.contracts.bullmq import MACHINE, Flow, SchedulerRecord
 from tenure.core.errors import Conflict, NotFound, UsageError
 from tenure.core.history import HistoryChecker
 from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
-from tenure.core.state import MACHINES
 from tests.contract.bullmq.conftest import Bench
 
 pytestmark = pytest.mark.clause("B-57")
@@ -147,7 +146,7 @@ async def sound_history(bench: Bench) -> list[JournalEvent]:
     while entries := await journal.read(after=after, limit=1_000):
         events += entries
         after = entries[-1].seq
-    checker = HistoryChecker(MACHINES["bullmq"], whole=True)
+    checker = HistoryChecker(MACHINE, whole=True)
     for index, event in enumerate(events):
         checker.add(index, event)
     checker.finish(quiesced=True)

@@ -188,10 +188,10 @@ async def test_a_claim_whose_caller_went_away_is_handed_out_again_under_its_fenc
 ) -> None:
     await bench.producer().add("work")
     queue = bench.queue()
-    queue._claims._answer_lost = True  # as after a call that ended without its answer
+    queue._claimer._reply_lost = True  # as after a call that ended without its answer
     (lease,) = await queue.claim(1, wait_ms=0)
-    queue._claims._held.clear()
-    queue._claims._answer_lost = True
+    queue._claimer._held.clear()
+    queue._claimer._reply_lost = True
     (again,) = await queue.claim(1, wait_ms=0)
     assert (again.job_id, again.fence, again.attempt) == (lease.job_id, 1, 1)
     assert isinstance((await queue.settle([Outcome(again, "complete")]))[0], Completed)

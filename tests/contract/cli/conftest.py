@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.store.embedded import EmbeddedRedis
 from tests.ports import free_port
 

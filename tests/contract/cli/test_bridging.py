@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.bridge import patient
+from tenure.cli.bridge import without_lost_limit
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query
@@ -105,10 +105,10 @@ def test_what_the_new_queue_has_no_place_for_stays_until_it_may_be_left_out(
 
 
 def test_no_job_is_given_up_because_bridges_are_killed() -> None:
-    assert patient("bullmq+redis://h/0?queue=a").endswith("?queue=a&stalled_max=1000000")
-    assert patient("inbox+sqlite:///jobs.db").endswith("jobs.db?lost_max=1000000")
+    assert without_lost_limit("bullmq+redis://h/0?queue=a").endswith("?queue=a&stalled_max=1000000")
+    assert without_lost_limit("inbox+sqlite:///jobs.db").endswith("jobs.db?lost_max=1000000")
     for url in ("omniq+redis://h/0?queue=a", "streams+redis://h/0?lost_max=3"):
-        assert patient(url) == url
+        assert without_lost_limit(url) == url
 
 
 @pytest.mark.parametrize(

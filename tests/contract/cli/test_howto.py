@@ -19,7 +19,7 @@ import yaml
 
 from tenure.core.job import NewJob
 from tenure.core.registry import open_ledger, open_part, open_queue
-from tenure.egress import Guard, Policy, Refused
+from tenure.egress import Guard, Policy, RequestRefused
 from tenure.egress.guard import read_target
 from tenure.transcode.ffmpeg import locate_ffmpeg
 from tenure.transcode.storage import read_request
@@ -119,7 +119,9 @@ async def seal(url: str, kek: str, *, count: int) -> None:
         made = await queue.submit([NewJob(task="t", payload=b"{}") for _ in range(count)])
         for job in made:
             sealed = await vault.seal(Secret("{}"), Binding(job.job_id, "", 1))
-            assert await credentials.put(job.job_id, "", seen_version=0, sealed=sealed)
+            keys = (sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version)
+            columns = (sealed.encrypted, *keys)
+            assert await credentials._columns.put(job.job_id, "", 0, columns)
     finally:
         await queue.close()
         await credentials.close()
@@ -205,7 +207,7 @@ def test_the_addresses_that_the_webhooks_page_allows_are_allowed(tmp_path: Path)
     assert Policy(allow=tuple(shown["egress.allow"])).allows_name(
         read_target("http://a.svc.internal/")
     )
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         guard.check_url("http://10.21.0.1/")
 
 

@@ -20,11 +20,12 @@ from tenure.cli.bridge import Bridge, moved_id
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.registry import open_ledger, open_queue
-from tenure.core.seam import Query, Staffing
+from tenure.core.seam import Query
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
 from tenure.store.redis import Redis
 from tests.contract.cli.conftest import Cli
+from tests.contract.stages import Staffing
 
 
 @pytest.fixture
@@ -302,10 +303,10 @@ def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path
 
 
 def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
-    from tenure.cli.selftest import Ran, judge
+    from tenure.cli.selftest import CaseResult, clause_verdicts
 
-    ran = [Ran("a", True, ("M-10",)), Ran("b", False, ("M-10", "M-2"))]
-    verdicts = {clause.clause: clause for clause in judge(ran)}
+    ran = [CaseResult("a", True, ("M-10",)), CaseResult("b", False, ("M-10", "M-2"))]
+    verdicts = {clause.clause: clause for clause in clause_verdicts(ran)}
     assert (verdicts["M-10"].verdict, verdicts["M-10"].failed) == ("broken", ("b",))
     assert verdicts["M-2"].verdict == "broken"
     assert verdicts["M-1"].verdict == "not asked"

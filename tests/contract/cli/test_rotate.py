@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.core import registry
 from tenure.vault import Binding, Secret, Vault, new_kek, read_ring
 from tests.contract.vault.rows import Rows

@@ -15,9 +15,9 @@ import pytest
 import structlog
 
 from tenure.cli.config import Config
-from tenure.cli.output import paint, shown, table
+from tenure.cli.console import paint, shown, table
 from tenure.cli.serve import set_up_logs
-from tenure.contracts.streams import StreamsLedger
+from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.job import NewJob
 from tenure.core.registry import open_ledger
 from tenure.store.redis import Redis

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure.cli.samples import FLOWS
+from tenure.samples import sample_flows
 from tests.contract.cli.conftest import Program, wait_until
 from tests.contract.cli.upped import Up
 from tests.ports import free_port
@@ -25,8 +25,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(up: Up) -> None:
     up.program.heard("(--no-node): the jobs of 'video-generation' come from our own producer")
-    wait_until(lambda: [each["workers"] for each in up.queues()] == [1] * len(FLOWS))
-    assert [each["workers"] for each in up.call("queues")] == [1] * len(FLOWS)
+    wait_until(lambda: [each["workers"] for each in up.queues()] == [1] * len(sample_flows()))
+    assert [each["workers"] for each in up.call("queues")] == [1] * len(sample_flows())
     wait_until(lambda: up.worked("bullmq") >= 2)
     assert set(up.videos()) == {"sample-python"}
     assert not (up.folder / ".tenure" / "samples").exists()

@@ -15,7 +15,7 @@ from tenure.egress import (
     Guard,
     Limits,
     Policy,
-    Refused,
+    RequestRefused,
     TooLarge,
     Unreachable,
 )
@@ -176,7 +176,7 @@ async def test_an_unasked_answer_is_never_taken_for_the_next_one(client: Client)
 
 async def test_a_line_break_in_a_header_is_refused_before_anything_is_sent(client: Client) -> None:
     async with scripted(lambda head, body: OK) as server:
-        with pytest.raises(Refused, match="line break"):
+        with pytest.raises(RequestRefused, match="line break"):
             await client.send("GET", url(server), headers=[("x-a", "1\r\nx-b: 2")])
         assert server.heads == []
 
@@ -192,7 +192,7 @@ async def test_bodies_of_any_size_go_out_and_come_in_by_pieces(client: Client) -
     async with scripted(lambda head, body: echo % len(body) + body) as server:
         body = Body(len(piece) * count, pieces())
         async with client.open("PUT", url(server), body=body) as answer:
-            size = sum([len(piece) async for piece in answer.pieces])
+            size = sum([len(piece) async for piece in answer.chunks])
     assert size == len(piece) * count
 
 

@@ -17,7 +17,7 @@ from tenure.egress import (
     GuardedProxy,
     Limits,
     Policy,
-    Refused,
+    RequestRefused,
     Unreachable,
 )
 from tenure.egress.guard import Resolve, SystemResolver
@@ -104,7 +104,7 @@ async def test_no_spelling_of_a_private_address_reaches_the_canary() -> None:
         ]
         await client.close()
     assert bird.hits == 0
-    assert [s for s, why in zip(SPELLINGS, answers, strict=True) if why != "Refused"] == []
+    assert [s for s, why in zip(SPELLINGS, answers, strict=True) if why != "RequestRefused"] == []
 
 
 async def refusal(client: Client, url: str) -> str:
@@ -201,7 +201,7 @@ async def test_a_name_is_resolved_once_and_its_second_answer_is_never_used() -> 
         with pytest.raises(EgressError, match="could not be reached"):
             await client.send("GET", f"http://hooks.example:{bird.port}/")
         assert (names.asked, bird.hits) == (1, 0)
-        with pytest.raises(Refused, match="only https"):
+        with pytest.raises(RequestRefused, match="only https"):
             await client.send("GET", f"http://hooks.example:{bird.port}/")
     assert (names.asked, bird.hits) == (2, 0)
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.streams import StreamsLedger, StreamsQueue
+from tenure.contracts.streams.ledger import StreamsLedger
+from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_ledger, open_queue
-from tenure.gateway.server import Running, serving
+from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.store.embedded import EmbeddedRedis
 from tenure.store.redis import Redis
@@ -45,7 +46,7 @@ class Site:
         extra = "".join(f"&{name}={value}" for name, value in options.items())
         return f"streams+{self.redis_url}?namespace={self.ns}{extra}"
 
-    async def gateway(self, **settings: Any) -> Running:
+    async def gateway(self, **settings: Any) -> RunningGateway:
         """A gateway that serves until the test is over."""
         settings.setdefault("queues", (self.url(),))
         settings.setdefault("port", 0)

@@ -15,15 +15,15 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.dashboard.audit import (
+    AuditEntry,
     AuditLog,
-    Entry,
+    ChainCheck,
     Link,
-    Verdict,
     digest,
-    linked,
     open_audit,
+    read_export,
     verify,
 )
 from tenure.gateway.keyrings import open_side_store
@@ -58,7 +58,7 @@ class Shelf:
     async def links(self) -> list[Link]:
         return [link async for link in self.log().links()]
 
-    async def verified(self, head: str = "") -> Verdict:
+    async def verified(self, head: str = "") -> ChainCheck:
         return verify(await self.links(), head=head)
 
     async def rows(self) -> list[Row]:
@@ -132,7 +132,7 @@ async def shelf(
 
 
 async def _filled(log: AuditLog, count: int = 10) -> list[Link]:
-    return [await log.add(Entry(ts_ms=at, who="k1", action=f"a{at}")) for at in range(count)]
+    return [await log.add(AuditEntry(ts_ms=at, who="k1", action=f"a{at}")) for at in range(count)]
 
 
 def _rehashed(row: Row, **changes: Any) -> Row:
@@ -199,10 +199,12 @@ async def test_gateways_that_write_at_once_make_one_chain(shelf: Shelf) -> None:
 
     async def fill(name: str, log: AuditLog) -> None:
         for at in range(15):
-            await log.add(Entry(ts_ms=at, who=name, action="a", ids=(f"{name}-{at}",)))
+            await log.add(AuditEntry(ts_ms=at, who=name, action="a", ids=(f"{name}-{at}",)))
 
     await asyncio.gather(*(fill(f"g{at}", log) for at, log in enumerate(logs)))
-    await asyncio.gather(*(logs[0].add(Entry(ts_ms=1, who="x", action="b")) for _ in range(10)))
+    await asyncio.gather(
+        *(logs[0].add(AuditEntry(ts_ms=1, who="x", action="b")) for _ in range(10))
+    )
     found = await shelf.verified()
     assert (found.problem, found.entries, found.seq) == ("", 70, 70)
     named = [link.read().ids for link in await shelf.links() if link.read().ids]
@@ -250,7 +252,7 @@ async def test_a_log_that_was_cut_under_a_running_gateway_shows_the_gap(shelf: S
     await _filled(log)
     await shelf.rewrite((await shelf.rows())[:6])
     with capture_logs() as said:
-        await log.add(Entry(ts_ms=1, who="k1", action="later"))
+        await log.add(AuditEntry(ts_ms=1, who="k1", action="later"))
     found = await shelf.verified()
     assert (found.at, found.problem) == (7, "entry 7 to 10 was removed")
     if "redis" in shelf.url:  # the others refuse a number twice, so there was nothing to notice
@@ -262,7 +264,7 @@ async def test_an_entry_that_is_no_json_harms_no_other(shelf: Shelf) -> None:
     rows = await shelf.rows()
     await shelf.rewrite([rows[0], rows[1] | {"entry": b"{"}, rows[2]])
     assert [each.action for each in await shelf.log().list()] == ["a2", "unreadable", "a0"]
-    exported = linked(link.line for link in await shelf.links())
+    exported = read_export(link.line for link in await shelf.links())
     assert verify(exported, whole=False).at == 2
 
 
@@ -275,14 +277,14 @@ async def test_an_export_over_http_is_for_admins_and_verifies(shelf: Shelf) -> N
         assert (await sees.get("/api/audit/export")).status == 403
         reply = await acts.get("/api/audit/export?after=1&through=5")
         assert reply.headers["content-type"].startswith("text/plain")
-        part = linked(reply.body.splitlines())
+        part = read_export(reply.body.splitlines())
         assert [link.seq for link in part] == [2, 3, 4, 5]
         assert not verify(part, whole=False).problem
-        name = running.gateway.served[0].name
+        name = running.gateway.queues[0].name
         assert (await acts.post(f"/api/queues/{name}/pause")).status == 200
         newest = (await sees.get("/api/audit?limit=1")).json["entries"][0]
         assert (newest["action"], newest["seq"]) == ("pause", 7)
-        everything = linked((await acts.get("/api/audit/export")).body.splitlines())
+        everything = read_export((await acts.get("/api/audit/export")).body.splitlines())
         assert everything[-1].hash == newest["hash"]
         assert (await acts.get("/api/audit/export?limit=2")).body.count(b"\n") == 2
         assert (await acts.get("/api/audit/export?after=x")).status == 422

@@ -14,7 +14,7 @@ import uvloop
 from structlog.testing import capture_logs
 
 from tenure.core.errors import UsageError
-from tenure.gateway import connections
+from tenure.gateway.http import connections
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

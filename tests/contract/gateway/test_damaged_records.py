@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.core.job import NewJob
 from tenure.core.registry import open_queue
-from tenure.dashboard.audit import Entry, open_audit, verify
+from tenure.dashboard.audit import AuditEntry, open_audit, verify
 from tenure.gateway.keyrings import RedisKeyRing, open_side_store, open_sql_keyring
 from tenure.gateway.keys import KeyRing
 from tenure.gateway.limits import Quota
@@ -62,7 +62,7 @@ async def test_a_wild_entry_is_reported_and_ends_no_audit_log(
     site: Site, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     await _three_acts(web, name)
     key = f"{site.ns}tenure:audit"
     place, fields = WILD[how]
@@ -79,7 +79,7 @@ async def test_a_wild_entry_is_reported_and_ends_no_audit_log(
 
 async def test_a_log_whose_last_id_was_used_and_removed_goes_on(site: Site) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     await _three_acts(web, name)
     key = f"{site.ns}tenure:audit"
     await site.redis.call("XADD", key, LAST_ID, "x", "y")
@@ -94,7 +94,7 @@ async def test_an_action_is_refused_before_it_is_done_when_the_log_takes_no_entr
     site: Site,
 ) -> None:
     running = await site.gateway()
-    web, name = Web(running.url), running.gateway.served[0].name
+    web, name = Web(running.url), running.gateway.queues[0].name
     key = f"{site.ns}tenure:audit"
     await site.redis.call("SET", key, "not a stream")
     reply = await web.post(f"/api/queues/{name}/pause")
@@ -107,7 +107,7 @@ async def test_an_action_is_refused_before_it_is_done_when_the_log_takes_no_entr
 
 async def test_an_entry_that_was_not_stored_is_said_before_the_next_action(site: Site) -> None:
     log = open_audit(site.url(), (site.redis, site.ns))
-    await log.add(Entry(ts_ms=1, who="k", action="a"))
+    await log.add(AuditEntry(ts_ms=1, who="k", action="a"))
     log.missed("pause")
     await log.check()
     assert [(each.action, each.outcome) for each in await log.list(limit=1)] == [
@@ -136,7 +136,7 @@ async def test_a_wild_number_in_a_database_is_reported_and_ends_no_audit_log(
     async def added() -> None:
         log = open_audit(url, None)
         for _ in range(3):
-            await log.add(Entry(ts_ms=1, who="k", action="a"))
+            await log.add(AuditEntry(ts_ms=1, who="k", action="a"))
         await log.close()
 
     await added()
@@ -169,7 +169,7 @@ async def test_no_writer_ends_the_places_of_a_sqlite_table(tmp_path: Path) -> No
     log = open_audit(url, None)
     job = NewJob(task="transcode", payload=b"{}")
     assert (await queue.submit([job]))[0].accepted
-    await log.add(Entry(ts_ms=1, who="k", action="a"))
+    await log.add(AuditEntry(ts_ms=1, who="k", action="a"))
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as file:
         for table in ("inbox_jobs", "job_journal", "audit_log"):
             with pytest.raises(sqlite3.IntegrityError, match="places_within_bounds"):
@@ -184,7 +184,7 @@ async def test_no_writer_ends_the_places_of_a_sqlite_table(tmp_path: Path) -> No
         with pytest.raises(sqlite3.IntegrityError, match="places_within_bounds"):
             file.execute(_JOB)
     assert (await queue.submit([job]))[0].accepted
-    await log.add(Entry(ts_ms=1, who="k", action="a"))
+    await log.add(AuditEntry(ts_ms=1, who="k", action="a"))
     await queue.close()
     await log.close()
 
@@ -215,7 +215,7 @@ async def test_a_sqlite_file_whose_places_were_ended_is_repaired(
     queue, log = open_queue(url), open_audit(url, None)
     assert (await queue.submit([NewJob(task="transcode", payload=b"{}")]))[0].accepted
     assert len(await queue.claim(5, wait_ms=0)) == (1 if removed else 2)
-    await log.add(Entry(ts_ms=1, who="k", action="a"))
+    await log.add(AuditEntry(ts_ms=1, who="k", action="a"))
     texts = [link.entry for link in [link async for link in log.links()]]
     assert texts[:-1] == ([] if removed else [b"1", b"2"])
     await queue.close()

@@ -364,7 +364,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_can_resume(site: Site)
     web = Web(gateway.url)
     job_id = await web.submit()
     lazy = await web.follow(job_id)
-    feed = gateway.gateway.served[0].feed
+    feed = gateway.gateway.queues[0].feed
 
     async def dropped() -> bool:
         await foreign(site, job_id, "token", '{"text":"%s"}' % ("x" * 50_000))
@@ -394,7 +394,7 @@ async def test_a_client_that_leaves_is_forgotten(site: Site) -> None:
     web = Web(gateway.url)
     job_id = await web.submit()
     followings = [await web.follow(job_id) for _ in range(5)]
-    feed = gateway.gateway.served[0].feed
+    feed = gateway.gateway.queues[0].feed
 
     async def all_there() -> bool:
         return feed.clients == 5

@@ -15,17 +15,17 @@ from tenure.core.job import NewJob
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
-from tenure.core.seam import Staffing
+from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import kind_of
-from tenure.dashboard.search import Finder
 from tenure.dashboard.views import overdue
-from tenure.dashboard.watch import Watch
+from tenure.dashboard.watch import JournalWatch
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.web import Web
+from tests.contract.stages import Staffing
 from tests.contract.unwanted import given_up
 from tests.waiting import until
 
@@ -61,7 +61,7 @@ async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncGenera
     stage = await adapters(servers)[request.param].open(lease_ms=10_000)
     try:
         async with serving(GatewaySettings(queues=(served_url(stage),), port=0)) as running:
-            yield Place(stage, Web(running.url), running.gateway.served[0].name)
+            yield Place(stage, Web(running.url), running.gateway.queues[0].name)
     finally:
         await stage.close()
 
@@ -214,11 +214,11 @@ async def test_the_first_look_sees_the_last_minutes_and_a_later_one_counts_none_
 ) -> None:
     await place.submit(5)
     async with open_queues([served_url(place.stage)]) as street:
-        watch = Watch(street)
+        watch = JournalWatch(street)
         (observer,) = watch.observers.values()
         for _ in range(2):  # it stops when nobody looks, and begins again
             observer.start()
-            await watch.caught_up(within_s=20)
+            await watch.wait_caught_up(within_s=20)
             assert (observer.caught_up.is_set(), watch.figures().submitted) == (True, 5)
             await observer.stop()
     reply = await place.web.get("/api/stats")
@@ -341,7 +341,7 @@ async def test_leases_that_nobody_takes_back_are_told_of_in_any_contract(
         if contract != "plane":  # a plane takes back by itself what ran out
             await stage.advance(400)
         async with open_queues([served_url(stage)]) as street:
-            finder = Finder(street, Redaction())
+            finder = JobFinder(street, Redaction())
             now_ms = time.time_ns() // 1_000_000
             assert await overdue(finder, now_ms=now_ms) == []
             (warn,) = await overdue(finder, now_ms=now_ms + 60_000)

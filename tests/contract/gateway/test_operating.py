@@ -15,19 +15,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.core.errors import UsageError
-from tenure.gateway.server import Notifier, serving
+from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
+from tenure.worker.telemetry import Notifier
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
 from tests.waiting import until
 
 PROGRAM = """
-import os, sys, msgspec
-from tenure.gateway.server import Notifier
+import sys, msgspec
+from tenure.cli.config import notify_address
 from tenure.gateway.server import run
 from tenure.gateway.settings import GatewaySettings
-run(msgspec.json.decode(sys.argv[1], type=GatewaySettings), Notifier.from_environment(os.environ))
+address, watchdog_ms = notify_address()
+settings = msgspec.json.decode(sys.argv[1], type=GatewaySettings)
+run(settings, notify_socket=address, watchdog_ms=watchdog_ms)
 """
 
 
@@ -240,8 +243,8 @@ async def test_a_signal_drains_the_process_and_systemd_hears_of_it(
 
 
 def test_a_notifier_without_systemd_is_silent() -> None:
-    Notifier.from_environment({}).say("READY=1")
-    Notifier.from_environment({"NOTIFY_SOCKET": "@nobody-listens-here"}).say("READY=1")
+    Notifier("").send("READY=1")
+    Notifier("@nobody-listens-here").send("READY=1")
 
 
 async def test_probes_and_metrics_are_not_in_the_rate_of_the_callers(site: Site) -> None:

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, position
 from tenure.core.journal import JournalEvent
-from tenure.gateway.connections import Joined
 from tenure.gateway.feed import Feed
+from tenure.gateway.http.connections import CoalescingTransport
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
+from tenure.gateway.operations import SubmitBatcher
 from tenure.gateway.problems import CODES, Problem
-from tenure.gateway.served import SubmitBatcher
 from tenure.gateway.sse import HEARTBEAT, comment, frame
 
 
@@ -307,7 +307,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
     wire = Wire()
-    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
+    joined = CoalescingTransport(wire, wire.close)  # type: ignore[arg-type]
     joined.write(LENGTHY)
     assert wire.writes == []
     joined.write(b"ok")
@@ -316,13 +316,13 @@ def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
 
 def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
     wire = Wire()
-    Joined(wire, wire.close).write(ENDLESS)  # type: ignore[arg-type]
+    CoalescingTransport(wire, wire.close).write(ENDLESS)  # type: ignore[arg-type]
     assert wire.writes == [ENDLESS]
 
 
 def test_a_connection_that_is_closed_has_sent_its_head() -> None:
     wire = Wire()
-    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
+    joined = CoalescingTransport(wire, wire.close)  # type: ignore[arg-type]
     joined.write(LENGTHY)
     joined.close()
     assert (wire.writes, wire.closed) == ([LENGTHY], True)
@@ -330,7 +330,7 @@ def test_a_connection_that_is_closed_has_sent_its_head() -> None:
 
 def test_an_answer_to_a_client_that_left_is_not_written() -> None:
     wire = Wire()
-    joined = Joined(wire, wire.close)  # type: ignore[arg-type]
+    joined = CoalescingTransport(wire, wire.close)  # type: ignore[arg-type]
     wire.close()
     joined.write(ENDLESS)
     joined.close()

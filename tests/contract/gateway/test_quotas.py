@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.contracts.streams import StreamsLedger
+from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.job import NewJob, Submitted
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import DepthLimit, Quota
@@ -197,7 +197,7 @@ async def test_a_submit_below_the_limit_asks_the_store_for_no_count(site: Site) 
             return await site.ledger.unfinished(requester, most)
 
     queue = Stored()
-    limit = DepthLimit(queue, Counting(), lambda _: Quota(depth=2_000), lambda: None)
+    limit = DepthLimit(queue, Counting().unfinished, lambda _: Quota(depth=2_000), lambda: None)
     for _ in range(1_500):
         await limit.submit([NewJob(task="t", payload=b"{}", requester="k1")])
     await until(lambda: bool(asked), "it is counted beside the submits")

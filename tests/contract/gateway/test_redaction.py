@@ -19,7 +19,7 @@ from tenure.core.outcome import Failure, Outcome
 from tenure.core.registry import open_queue
 from tenure.dashboard.display import job_path
 from tenure.gateway.keys import Key, MemoryKeyRing
-from tenure.gateway.server import Running, serving
+from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.sql.sqlite_engine import SqliteEngine
 from tenure.store.redis import Redis
@@ -76,9 +76,9 @@ class Canaries(list[str]):
 class Scene:
     """Jobs of one contract in all states, submitted by one key, behind a gateway with keys."""
 
-    def __init__(self, stage: Stage, running: Running, contract: str) -> None:
+    def __init__(self, stage: Stage, running: RunningGateway, contract: str) -> None:
         self.stage, self.running, self.contract = stage, running, contract
-        self.queue = running.gateway.served[0].name
+        self.queue = running.gateway.queues[0].name
         self.worker = stage.queue("w1")
         self.canaries = Canaries()
         self.owner: Key

@@ -28,10 +28,10 @@ from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import open_queue
 from tenure.dashboard.app import assets
-from tenure.dashboard.audit import Entry
+from tenure.dashboard.audit import AuditEntry
 from tenure.dashboard.search import parse
 from tenure.gateway.app import Gateway
-from tenure.gateway.dispatch import rights_of
+from tenure.gateway.http.dispatch import rights_of
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
@@ -231,7 +231,7 @@ class Town:
         return str((await self._queues[contract].submit(jobs))[-1].job_id)
 
     async def read(self, contract: str, job_id: str) -> JobRecord:
-        [served] = [each for each in self.gateway.served if each.contract == contract]
+        [served] = [each for each in self.gateway.queues if each.contract == contract]
         found = await served.ledger.get(job_id)
         assert found is not None, job_id
         return found
@@ -255,7 +255,7 @@ class Town:
             return (await web.send(method, target, json.dumps(ask.body(it)).encode(), JSON)).status
         return await head_of(web, method, target)
 
-    async def audit(self, who: str) -> list[Entry]:
+    async def audit(self, who: str) -> list[AuditEntry]:
         """What one key did, newest first."""
         return [entry for entry in await self.actor.audit.list(limit=100) if entry.who == who]
 
@@ -473,7 +473,7 @@ async def test_a_worker_for_one_stream_does_not_learn_of_jobs_in_others(town: To
 @pytest.mark.parametrize("contract", ["streams", "bullmq", "omniq", "inbox", "plane"])
 async def test_a_forged_cursor_is_refused_by_every_contract(town: Town, contract: str) -> None:
     _, web = await town.key("observe")
-    [served] = [each for each in town.gateway.served if each.contract == contract]
+    [served] = [each for each in town.gateway.queues if each.contract == contract]
     await town.submit(contract, NewJob(task="t", payload=b"{}"))
     nines = "9" * 4_500
     for begun in ("{}", "x:1", ":", f"{nines}:1", nines, f"{nines}_1", "\u0663:1", "\u0663", "-"):
@@ -501,7 +501,7 @@ async def test_a_ticket_reads_once_and_neither_acts_nor_makes_tickets(town: Town
 async def test_cursors_and_conflicts_tell_no_ids_of_other_tenants(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.contracts.streams.ledger._SCAN_MAX", 10)
+    monkeypatch.setattr("tenure.store.redis_queue._SCAN_MAX", 10)
     other, _ = await town.key("jobs:write")
     me, web = await town.key("jobs:write", "jobs:read")
     mine, theirs = set(), set()

@@ -14,7 +14,7 @@ import structlog
 
 from tenure.gateway.app import Gateway
 from tenure.gateway.keyrings import open_keyring
-from tenure.gateway.server import Running, serving
+from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
 from tenure.worker.telemetry import configure_logs
 from tests.contract.gateway.conftest import Site
@@ -165,7 +165,7 @@ def paths(gateway: Gateway) -> list[str]:
 @pytest.fixture(params=["keys", "open"])
 async def running(
     request: pytest.FixtureRequest, site: Site, tmp_path: Path
-) -> AsyncGenerator[Running]:
+) -> AsyncGenerator[RunningGateway]:
     """All kinds of HTTP routes, behind keys and, on loopback, open to local programs."""
     if request.param == "keys":
         ring = open_keyring(site.url())
@@ -184,7 +184,7 @@ async def running(
 
 @pytest.mark.timeout(300)
 async def test_nothing_that_a_stranger_sends_fails_or_is_logged(
-    running: Running, logs: io.StringIO, caplog: pytest.LogCaptureFixture
+    running: RunningGateway, logs: io.StringIO, caplog: pytest.LogCaptureFixture
 ) -> None:
     web = Web(running.url)
     failed, sent = [], 0

@@ -24,7 +24,7 @@ from tenure.transcode import Transcoder, TranscodeSettings, transcode_handler
 from tenure.vault import Binding, Secret, Vault, new_kek, read_ring, rotate
 from tenure.webhooks import deliver as deliver_module
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.deliver import Breaker, Pace, delivery_handler
+from tenure.webhooks.deliver import CircuitBreaker, RetryPolicies, delivery_handler
 from tenure.webhooks.refresh import Refresher
 from tests.contract.egress.scripted import scripted
 from tests.contract.inbox.conftest import RawSql
@@ -118,9 +118,11 @@ async def test_a_clip_goes_all_the_way_and_every_event_is_told_once(
                 await asyncio.to_thread(s3.start, FRESH)
             return result
 
-        soon = Pace(ordinary=fixed(30, max_attempts=10), crowded=fixed(60, max_attempts=10))
+        soon = RetryPolicies(
+            default=fixed(30, max_attempts=10), rate_limited=fixed(60, max_attempts=10)
+        )
         deliver = delivery_handler(
-            client, OneSecret(), pace=soon, breaker=Breaker(failures_min=1_000)
+            client, OneSecret(), retries=soon, breaker=CircuitBreaker(failures_min=1_000)
         )
         outbox = f"{inbox.url}&box=outbox"
         worker = Worker(

@@ -11,7 +11,8 @@ import asyncpg
 import msgspec
 import pytest
 
-from tenure.contracts.inbox import OutboxQueue, parts
+from tenure.contracts.inbox import open_parts
+from tenure.contracts.inbox.queue import OutboxQueue
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.lease import Report
@@ -268,7 +269,7 @@ async def test_a_claim_of_events_is_small_whatever_is_asked(
 async def test_an_idle_outbox_is_polled_with_jitter_and_woken_on_top(
     inbox: InboxStage, outbox: Outbox
 ) -> None:
-    engine, options = parts(parse_url(f"{inbox.url}&box=outbox"))
+    engine, options = open_parts(parse_url(f"{inbox.url}&box=outbox"))
     looks = Looks(engine)
     idle = OutboxQueue(looks, options, worker_id="w2")
     assert await idle.claim(1, wait_ms=5_000) == []

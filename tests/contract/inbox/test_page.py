@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenure.contracts.inbox.options import Options
+from tenure.contracts.inbox.queue import Options
 from tenure.sql.operations import Dialect, header_columns, statement_texts
 from tenure.sql.schema import load_migrations
 

@@ -288,7 +288,7 @@ async def test_the_events_of_a_job_are_those_that_the_whole_history_has_of_it(
 async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
     inbox: InboxStage,
 ) -> None:
-    from tenure.contracts.inbox import parts
+    from tenure.contracts.inbox import open_parts
     from tenure.core.registry import parse_url
 
     queue = inbox.queue("w1")
@@ -301,7 +301,7 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
     }
     await submit(queue, job("sealed", max_attempts=5, requester="anna", options=sealed))
     stale = await claim_one(queue)
-    columns = SealedColumns(parts(parse_url(inbox.url))[0], INBOX)
+    columns = SealedColumns(open_parts(parse_url(inbox.url))[0], INBOX)
     try:
         row = await columns.read(stale)
         assert bytes(row["storage_creds_encrypted"]) == b"\x00secret"
@@ -337,13 +337,13 @@ async def test_sealed_credentials_change_under_the_lease_and_by_version_only(
 
 @pytest.mark.clause("I-39")
 async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage) -> None:
-    from tenure.contracts.inbox import parts
+    from tenure.contracts.inbox import open_parts
     from tenure.core.registry import parse_url
 
     queue = inbox.queue("w1")
     (job_id,) = await submit(queue, job(max_attempts=2))
     lease = await claim_one(queue)
-    columns = SealedColumns(parts(parse_url(inbox.url))[0], INBOX)
+    columns = SealedColumns(open_parts(parse_url(inbox.url))[0], INBOX)
     for _ in range(5):
         await columns.count_refresh(lease)
     await columns.close()
@@ -354,10 +354,10 @@ async def test_refreshes_and_deliveries_cost_a_job_no_attempt(inbox: InboxStage)
 @pytest.mark.clause("I-6")
 async def test_a_refusal_of_the_database_reaches_the_caller_as_an_error(inbox: InboxStage) -> None:
     """Nothing of ours asks for it; if it did, it would hear so and not go on in silence."""
-    from tenure.contracts.inbox import parts
+    from tenure.contracts.inbox import open_parts
     from tenure.core.registry import parse_url
 
-    engine, _ = parts(parse_url(inbox.url))
+    engine, _ = open_parts(parse_url(inbox.url))
     queue = inbox.queue("w1")
     await submit(queue, job("twice"))
     try:

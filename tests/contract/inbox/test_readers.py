@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tenure.contracts.inbox import parts
+from tenure.contracts.inbox import open_parts
 from tenure.core.errors import NotFound
 from tenure.core.registry import open_queue, parse_url
 from tenure.sql.sql_ledger import JournalReaders
@@ -20,7 +20,7 @@ AT_ONCE = "journal_days=0.0000001"
 
 @pytest.fixture
 async def readers(inbox: InboxStage) -> AsyncGenerator[JournalReaders]:
-    engine, options = parts(parse_url(inbox.url))
+    engine, options = open_parts(parse_url(inbox.url))
     yield JournalReaders(engine, [options.settings().queue])
     await engine.close()
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from tenure.cli.config import load_config
-from tenure.cli.group import run
+from tenure.cli.console import run
 from tenure.cli.keys import open_seal
-from tenure.contracts.inbox import open_endpoint_secrets
 from tenure.contracts.inbox.credentials import SECRET_PREFIX, Seal, WebhookSecrets
 from tenure.core.errors import UsageError
-from tenure.core.registry import parse_url
+from tenure.core.registry import open_part
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
@@ -45,7 +44,8 @@ def seal(monkeypatch: pytest.MonkeyPatch) -> Seal:
 
 def opened(inbox: InboxStage, ring: str = OLD) -> WebhookSecrets:
     vault = Vault(read_ring(ring)) if ring else None
-    return open_endpoint_secrets(parse_url(inbox.url), vault=vault)
+    made: WebhookSecrets = open_part(inbox.url, "endpoint_secrets", vault=vault)
+    return made
 
 
 async def texts(secrets: WebhookSecrets, requester: str) -> list[str]:

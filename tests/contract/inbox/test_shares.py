@@ -32,7 +32,7 @@ async def all_claimed(queue: Queue) -> list[Lease]:
 
 
 def counted(leases: list[Lease]) -> dict[str, int]:
-    return dict(Counter(lease.extra[0] for lease in leases))
+    return dict(Counter(lease.requester for lease in leases))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_one_requester_leaves_a_slot_of_every_worker_to_the_others(
     held = await all_claimed(first)
     assert counted(held) == {"flood": 4, "late": 3, "": 5}, "the anonymous caller has no quota"
     assert counted(await all_claimed(second)) == {"flood": 2}, "6 of all workers together"
-    mine = next(lease for lease in held if lease.extra[0] == "flood")
+    mine = next(lease for lease in held if lease.requester == "flood")
     await first.settle([Outcome(mine, "complete")])
     again = await first.claim(10, wait_ms=1_000)
     assert counted(again) == {"flood": 1}

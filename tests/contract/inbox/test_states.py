@@ -7,13 +7,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tenure.contracts.inbox import InboxQueue, parts
+from tenure.contracts.inbox import MACHINE as INBOX
+from tenure.contracts.inbox import open_parts
+from tenure.contracts.inbox.queue import InboxQueue
 from tenure.contracts.inbox.transcode_request import view
 from tenure.core.errors import InvalidTransition, StoreUnreachable, UsageError
 from tenure.core.lease import Report
 from tenure.core.outcome import BURIED, Retried
 from tenure.core.registry import parse_url
-from tenure.core.state import INBOX
 from tenure.sql.engine import Engine
 from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
@@ -265,7 +266,7 @@ class CutOff:
 async def test_a_reader_sees_the_failed_state_and_another_worker_leads_on(
     inbox: InboxStage, attempts: int, then: str
 ) -> None:
-    engine, options = parts(parse_url(inbox.url))
+    engine, options = open_parts(parse_url(inbox.url))
     cut = InboxQueue(CutOff(engine), options, worker_id="w1")
     (job_id,) = await submit(cut, job(max_attempts=attempts))
     lease = await claim_one(cut)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.contracts.inbox import parts
+from tenure.contracts.inbox import open_parts
 from tenure.core.job import NewJob
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_ledger, open_queue, parse_url
@@ -98,7 +98,7 @@ async def test_work_rings_for_its_own_queue_alone_and_for_one_of_those_who_wait(
     tmp_path: Path,
 ) -> None:
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
-    engine, options = parts(parse_url(url))
+    engine, options = open_parts(parse_url(url))
     mine = [engine.listener(options.settings().queue) for _ in range(3)]
     other = engine.listener("other")
     for bell in (*mine, other):

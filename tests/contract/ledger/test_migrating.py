@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tenure.cli.group import group
+from tenure.cli.console import group
 from tenure.core.errors import Conflict, UsageError
 from tenure.core.job import NewJob
 from tenure.core.registry import open_queue

@@ -15,7 +15,7 @@ from tenure.cli.doctor import postgres_findings
 from tenure.cli.project import migrated
 from tenure.core.errors import StoreUnreachable
 from tenure.core.registry import open_ledger, open_part, parse_url
-from tenure.dashboard.audit import Entry, open_audit
+from tenure.dashboard.audit import AuditEntry, open_audit
 from tenure.gateway.keyrings import open_keyring
 from tests.contract.adapters import Servers
 
@@ -37,7 +37,7 @@ async def _key_ring(url: str) -> Any:
 async def _audit(url: str) -> Any:
     log = open_audit(url, None)
     try:
-        await log.add(Entry(ts_ms=1, who="me", action="retry", ids=("a",)))
+        await log.add(AuditEntry(ts_ms=1, who="me", action="retry", ids=("a",)))
         return await log.list()
     finally:
         await log.close()

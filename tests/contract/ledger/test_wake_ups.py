@@ -152,7 +152,7 @@ async def test_a_claim_with_fewer_jobs_for_unreadable_rows_passes_its_wake_up_on
 async def test_a_plane_without_waiters_passes_a_wake_up_on(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     lines = [
-        claims.Line(lambda stream: sqlite_engine.SqliteListener(path, stream))
+        claims.Waiters(lambda stream: sqlite_engine.SqliteListener(path, stream))
         for _ in range(OTHERS + 1)
     ]
     waiters = [each.join(("x",)) for each in lines]
@@ -177,7 +177,7 @@ async def test_a_waiter_that_joins_as_the_watch_ends_is_watched_for(
 
     async def joins_late() -> bool:
         """Whether the waiter joined in the moment in which the watch timed out."""
-        here = claims.Line(lambda stream: sqlite_engine.SqliteListener(path, stream))
+        here = claims.Waiters(lambda stream: sqlite_engine.SqliteListener(path, stream))
         first = here.join(("x",))
         await first.woken.wait()
         here.leave(first, found=False)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tenure.contracts.memory.job import ClaimId, MemoryOptions
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.store import ClaimId, MemoryOptions, MemoryStore
 from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome

@@ -177,8 +177,8 @@ async def test_what_a_lost_claim_took_of_a_group_comes_back_in_order(bench: Benc
     ids = await bench.publish({}, {}, {}, gid="g", group_limit=2)
     queue = bench.queue()
     lost = await queue.claim(2, wait_ms=0)
-    queue._claimer._held.clear()  # as if the answer had never come
-    queue._claimer._answer_lost = True
+    queue._claimer._claims._held.clear()  # as if the answer had never come
+    queue._claimer._claims._answer_lost = True
     again = await queue.claim(3, wait_ms=0)
     assert [lease.job_id for lease in again] == [lease.job_id for lease in lost] == ids[:2]
     assert {lease.attempt for lease in again} == {1}

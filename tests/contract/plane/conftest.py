@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.plane import PlaneLedger, PlaneQueue
+from tenure.contracts.plane.ledger import PlaneLedger
+from tenure.contracts.plane.queue import PlaneQueue
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.gateway.keys import KeyRing, MemoryKeyRing
-from tenure.gateway.server import Running, serving
+from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.adapters import Servers
 from tests.contract.gateway.web import Web
@@ -33,7 +34,7 @@ class Site:
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"plane+{self.store}?{query}"
 
-    async def gateway(self, url: str = "", **settings: Any) -> Running:
+    async def gateway(self, url: str = "", **settings: Any) -> RunningGateway:
         """A gateway that serves a plane until the test is over."""
         settings = {"port": 0, "drain_ms": 1_000, **settings}
         made = GatewaySettings(queues=(url or self.url(),), **settings)

@@ -103,7 +103,7 @@ async def test_a_plane_that_shuts_down_answers_those_who_wait(site: Site) -> Non
     running = await site.gateway()
     web = Web(running.url)
     waiting = asyncio.create_task(verb(web, "claim", max_wait_ms=30_000))
-    await until(lambda: len(running.gateway.served[0].queue.plane._line) == 1)  # type: ignore[attr-defined]
+    await until(lambda: len(running.gateway.queues[0].queue.plane._waiters) == 1)  # type: ignore[attr-defined]
     running.gateway.drain()
     assert await asyncio.wait_for(waiting, 5) == {"claimed": False}
 

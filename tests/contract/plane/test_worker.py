@@ -11,10 +11,10 @@ import pytest
 import trustme
 
 from tenure import Job, NewJob, Worker, task
+from tenure.contracts.plane import MACHINE as PLANE
 from tenure.core.errors import StoreUnreachable, UsageError
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_queue
-from tenure.core.state import PLANE
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings

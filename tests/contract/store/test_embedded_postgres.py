@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import StoreUnreachable, UsageError
+from tenure.core.process import User
 from tenure.store.embedded import EmbeddedPostgres, embedded_postgres, programs, servers
-from tenure.store.embedded.process import DataFolder, User
+from tenure.store.embedded.lifecycle import DataFolder
 from tests.waiting import until
 
 PARENT = """

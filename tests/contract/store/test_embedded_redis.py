@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import Conflict, StoreUnreachable, UsageError
-from tenure.store.embedded import EmbeddedRedis, embedded_redis, process, programs
+from tenure.store.embedded import EmbeddedRedis, embedded_redis, lifecycle, programs
 from tenure.store.redis import Redis
 from tests.processes import runs
 from tests.waiting import until
@@ -158,7 +158,7 @@ def test_starting_twice_starts_one_server(server: EmbeddedRedis) -> None:
 def test_two_parents_cannot_share_a_folder(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_LOCK_PATIENCE_S", 0.1)
+    monkeypatch.setattr(lifecycle, "_LOCK_PATIENCE_S", 0.1)
     server.start()
     with pytest.raises(Conflict, match=f"in use by process {os.getpid()}"):
         EmbeddedRedis(server.data_dir).start()
@@ -200,7 +200,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path, how: signal.Signals | str
 async def test_a_folder_stays_locked_while_an_orphaned_server_still_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_LOCK_PATIENCE_S", 0.1)
+    monkeypatch.setattr(lifecycle, "_LOCK_PATIENCE_S", 0.1)
     command = [sys.executable, "-c", PARENT, str(tmp_path / "data")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -31,7 +31,7 @@ async def main():
     queue = open_queue(f"inbox+sqlite:///{Path.cwd()}/jobs.db", worker_id="w")
     await queue.submit([NewJob(task="transcode", payload=b"{}", requester="acme")])
     nonces = SqliteNonces("nonces.db")
-    listener = Listener(Path("jobs.db-bells"), "topic", lambda: None)
+    listener = Listener(Path("jobs.db-pipes"), "topic", lambda: None)
     assert listener.open()
     server = EmbeddedRedis(Path("redis"), with_password=True)
     server.start()
@@ -76,7 +76,7 @@ def test_stores_keep_their_files_from_other_users_whatever_the_umask(
         busy.communicate(timeout=30)
     expected = {"jobs.db", "jobs.db-wal", "jobs.db-shm", "jobs.db-lock", "jobs.db-next"}
     assert names >= expected | {
-        "jobs.db-bells",
+        "jobs.db-pipes",
         "nonces.db",
         "redis.conf",
         "password",

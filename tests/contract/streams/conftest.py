@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio
 
-from tenure.contracts.streams import StreamsJournal, StreamsLedger, StreamsQueue
+from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger
+from tenure.contracts.streams.queue import StreamsQueue
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.store.embedded import EmbeddedRedis
 

@@ -26,13 +26,14 @@ from tenure import (
     Timeout,
     task,
 )
-from tenure.core.portable import OPTIONS
+from tenure.core.registry import contracts
 from tests.contract.adapters import Stage, served_url
 from tests.contract.suite.serving import serving, until
 
 pytestmark = pytest.mark.clause("M-21")
 
 SOON_S = 20.0
+OPTIONS = {name: each.submit_options for name, each in contracts().items()}
 WAITING = 1_000
 
 

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tenure.core.seam import Query, Staffed, Staffing
+from tenure.core.seam import Query
 from tests.contract.adapters import Stage
+from tests.contract.stages import Staffed, Staffing
 from tests.contract.suite.acting import (
     claim,
     claim_one,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.clause("M-15")
 
 
 def holds_nul(stage: Stage) -> bool:
-    return bool(getattr(stage.queue(), "holds_nul", True))
+    return stage.queue().features.holds_nul
 
 
 def nested(levels: int) -> Any:

@@ -27,9 +27,9 @@ from tenure.transcode.cage import (
     Cage,
     Ended,
     Limits,
+    file_methods,
     find_cage,
     give_to_cage,
-    views,
 )
 from tenure.transcode.ffmpeg import Probe, convert_command, locate_ffmpeg
 from tests.contract.egress.canary import canary
@@ -53,7 +53,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=views())
+@pytest.fixture(params=file_methods())
 def cage(request: pytest.FixtureRequest) -> Cage:
     """All of a cage, with the files kept away in this manner."""
     return Cage("none", request.param, syscalls=True, namespace=request.param != "bubblewrap")
@@ -95,7 +95,7 @@ def tool(name: str) -> str:
 
 async def test_a_transcode_works_in_every_cage(cage: Cage, folder: Path) -> None:
     ended = await run(cage, folder, *CONVERT, "-threads", "4", "file:out.mp4")
-    assert (ended.code, ended.said) == (0, "")
+    assert (ended.code, ended.stderr) == (0, "")
     assert (folder / "out.mp4").stat().st_size > 500
     assert (folder / "out.mp4").stat().st_mode & 0o777 == 0o600
 
@@ -106,7 +106,7 @@ async def test_every_format_is_made_in_every_cage(cage: Cage, folder: Path) -> N
         words = convert_command(Path(FFMPEG), output, probe, threads=2)
         for again in ("made", "overwritten"):
             ended = await run(cage, folder, *words)
-            assert (ended.code, ended.said) == (0, ""), f"{name} is not {again}"
+            assert (ended.code, ended.stderr) == (0, ""), f"{name} is not {again}"
         assert (folder / output.name).stat().st_size > 500
 
 
@@ -124,14 +124,14 @@ async def test_playlists_and_scripts_read_no_file_outside_the_folder(
         loose = ["-safe", "0"] if name.endswith("concat") else ["-allowed_extensions", "ALL"]
         ended = await run(cage, folder, *QUIET, *loose, "-i", name, "-f", "null", "-")
         assert ended.code != 0
-        assert SECRET not in ended.said
+        assert SECRET not in ended.stderr
     for path in (secret, "/etc/passwd"):
         copy = ["-f", "data", "-i", f"file:{path}", "-map", "0", "-c", "copy", "-f", "data", "-y"]
         loose_copy = await run(Cage(), folder, *QUIET, *copy, "file:copied")
         assert loose_copy.code == 0, "without a cage it is copied"
         stolen = await run(cage, folder, *QUIET, *copy, "file:stolen")
         assert stolen.code != 0
-        assert "Permission denied" in stolen.said or "No such file" in stolen.said
+        assert "Permission denied" in stolen.stderr or "No such file" in stolen.stderr
 
 
 async def test_nothing_is_written_outside_the_folder(cage: Cage, folder: Path) -> None:
@@ -167,7 +167,7 @@ async def test_no_process_is_started_and_threads_are_bounded(cage: Cage, folder:
     bounded = await run(replace(shell, syscalls=False), folder, program, "-c", many, limits=few)
     assert bounded.code != 0
     # At its start already, where the user's processes of an earlier test are not yet reaped.
-    assert "fork" in bounded.said or "temporarily unavailable" in bounded.said
+    assert "fork" in bounded.stderr or "temporarily unavailable" in bounded.stderr
     narrow = replace(LIMITS, threads=1, wall_s=10)
     starved = await run(cage, folder, *CONVERT, "-threads", "4", "-y", "file:b.mp4", limits=narrow)
     assert starved.code != 0
@@ -255,7 +255,7 @@ async def attack(cage: Cage, folder: Path, *calls: str) -> tuple[Ended, dict[str
 
     argv = [tool("perl"), "-e", TAKEN_OVER, *words.values()]
     ended = await with_tools(cage).run(argv, folder=folder, limits=LIMITS, line=take)
-    assert answers.keys() == words.keys() or ended.code, ended.said
+    assert answers.keys() == words.keys() or ended.code, ended.stderr
     return ended, answers
 
 
@@ -358,7 +358,7 @@ async def test_a_cage_at_its_thread_limit_keeps_no_other_cage_from_starting_thre
         finally:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-    assert (second.code, second.said) == (0, "")
+    assert (second.code, second.stderr) == (0, "")
 
 
 async def test_a_line_that_is_too_long_is_skipped(folder: Path) -> None:
@@ -370,7 +370,7 @@ async def test_a_line_that_is_too_long_is_skipped(folder: Path) -> None:
     long = 'print "a" x 3e6, "\nprogress=continue\n", "b" x 3e6'
     argv = [tool("perl"), "-e", long]
     ended = await with_tools(Cage()).run(argv, folder=folder, limits=LIMITS, line=take)
-    assert (ended.code, ended.said) == (0, "")
+    assert (ended.code, ended.stderr) == (0, "")
     assert "progress=continue" in lines
     assert max(map(len, lines)) <= 65_536
 
@@ -434,7 +434,7 @@ def test_an_ordinary_user_has_the_same_cage(view: str, folder: Path, public_ffmp
     launch = [sys.executable, "-c", AS_ORDINARY_USER, str(cage_module._LAUNCHER)]
 
     def caged(*argv: str) -> subprocess.CompletedProcess[bytes]:
-        words = [*launch, cage.words(LIMITS), public_ffmpeg, *argv]
+        words = [*launch, cage.request(LIMITS), public_ffmpeg, *argv]
         return subprocess.run(words, cwd=folder, capture_output=True, timeout=60)
 
     made = caged(*CONVERT[1:], "-y", "file:out.mp4")

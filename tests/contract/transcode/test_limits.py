@@ -208,7 +208,7 @@ async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Pa
     patient = replace(limits, cpu_s=60)  # where memory is slow, it eats for long
     eats, _ = await run_tool(cage, tmp_path, patient, "tail", "/dev/zero")
     assert eats.code != 0
-    assert "memory" in eats.said
+    assert "memory" in eats.stderr
     spins, _ = await run_tool(cage, tmp_path, limits, "sh", "-c", "while :; do :; done")
     assert spins.code < 0
 

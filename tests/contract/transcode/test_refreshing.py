@@ -35,7 +35,7 @@ class OneSecret:
 
 
 def refresher(studio: Studio, client: Client) -> Refresher:
-    quick = RefreshSettings(attempts_max=3, wait_ms=200, look_ms=20)
+    quick = RefreshSettings(attempts_max=3, wait_ms=200, poll_ms=20)
     return Refresher(client, OneSecret(), studio.store, studio.vault, settings=quick)
 
 

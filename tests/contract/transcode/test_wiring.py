@@ -15,7 +15,7 @@ import pytest
 
 from tenure import NewJob, Worker, open_ledger, open_queue
 from tenure.cli.config import Config
-from tenure.cli.handlers import load_tasks, transcode_settings, usual, with_slots
+from tenure.cli.handlers import default_concurrency, load_tasks, transcode_settings, with_slots
 from tenure.core import registry
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease
@@ -43,19 +43,23 @@ class Addressed:
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
         leases = await self._queue.claim(limit, wait_ms=wait_ms)
-        return [msgspec.structs.replace(one, extra=("acme", self._url, 1)) for one in leases]
+        return [
+            msgspec.structs.replace(one, requester="acme", webhook_url=self._url) for one in leases
+        ]
 
 
 @pytest.fixture
 def contract(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract that has what the inbox has, found as `sealed://`."""
-    known = registry._contract
+    known = registry.find_contract
     made = SimpleNamespace(
-        open_credentials=lambda url: studio.store,
-        open_endpoint_secrets=lambda url, vault: read_secrets(f"other = {new_secret()}"),
+        parts={
+            "credentials": lambda url: studio.store,
+            "endpoint_secrets": lambda url, vault: read_secrets(f"other = {new_secret()}"),
+        }
     )
     monkeypatch.setattr(
-        registry, "_contract", lambda url: made if url.contract == "sealed" else known(url)
+        registry, "find_contract", lambda name: made if name == "sealed" else known(name)
     )
 
 
@@ -110,10 +114,10 @@ async def test_without_a_key_ring_the_worker_says_what_to_do(tmp_path: Path) -> 
 
 @pytest.mark.clause("I-58")
 def test_an_inbox_worker_holds_five_transcodes_and_room_for_two_claims_of_events() -> None:
-    assert (usual("tenure.transcode"), usual("app.py")) == (20, None)
+    assert (default_concurrency("tenure.transcode"), default_concurrency("app.py")) == (20, None)
     urls = [with_slots("inbox+sqlite:///a.db"), with_slots("inbox+sqlite:///a.db?box=outbox")]
     queues = [open_queue(url) for url in urls]
-    assert [queue.slots_max for queue in queues] == [5, 15]  # type: ignore[attr-defined]
+    assert [queue.features.slots_max for queue in queues] == [5, 15]
     assert with_slots("streams+redis://h/0") == "streams+redis://h/0"
 
 

@@ -13,7 +13,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import BURIED, COMPLETED, Outcome, Retried, Verdict
-from tenure.core.seam import Upkeep
+from tenure.core.seam import QueueFeatures, Upkeep
 
 
 @dataclass
@@ -37,6 +37,9 @@ class Shelf:
 class Outbox:
     """One view of the shelf; satisfies the seam's `Queue` as far as a worker needs it."""
 
+    slots = 0
+    features = QueueFeatures()
+
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
@@ -58,7 +61,8 @@ class Outbox:
                     queue="outbox",
                     task="deliver",
                     payload=body,
-                    extra=("acme", url, 0),
+                    requester="acme",
+                    webhook_url=url,
                     attempt=attempt,
                     max_attempts=10,
                     fence=attempt,

@@ -18,14 +18,14 @@ from tenure.egress import Client, Guard, Policy
 from tenure.vault import Secret
 from tenure.webhooks import deliver as deliver_module
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.deliver import Breaker, Pace, delivery_handler
-from tenure.webhooks.slots import Turns
+from tenure.webhooks.deliver import CircuitBreaker, RetryPolicies, delivery_handler
+from tenure.webhooks.slots import DeliverySlots
 from tenure.worker.telemetry import configure_logs
 from tests.contract.webhooks.outbox import Outbox, Shelf, delivery
 from tests.contract.webhooks.receiver import Receiver, receiver
 from tests.waiting import until
 
-SOON = Pace(ordinary=fixed(20, max_attempts=10), crowded=fixed(40, max_attempts=10))
+SOON = RetryPolicies(default=fixed(20, max_attempts=10), rate_limited=fixed(40, max_attempts=10))
 SECRET, NEWER = new_secret(), new_secret()
 
 
@@ -51,8 +51,8 @@ async def run(
     shelf: Shelf, client: Client, kept: Kept, *, concurrency: int = 5, within_s: float = 30
 ) -> None:
     """Serve the shelf until it is empty."""
-    patient = Breaker(failures_min=1_000)
-    handler = delivery_handler(client, kept, pace=SOON, standard=True, breaker=patient)
+    patient = CircuitBreaker(failures_min=1_000)
+    handler = delivery_handler(client, kept, retries=SOON, standard=True, breaker=patient)
     worker = Worker(
         [task("deliver")(handler)], queues=[lambda: Outbox(shelf)], concurrency=concurrency
     )
@@ -125,16 +125,16 @@ async def test_an_event_without_a_secret_waits_for_one_and_is_no_dead_letter(
 async def test_a_delivery_that_is_put_off_leaves_the_one_try_of_a_failing_origin_to_the_next(
     client: Client,
 ) -> None:
-    breaker, turns, shelf = Breaker(pause_s=0.0), Turns(1), Shelf()
-    handler = delivery_handler(client, Kept(SECRET), breaker=breaker, turns=turns)
+    breaker, slots, shelf = CircuitBreaker(pause_s=0.0), DeliverySlots(1), Shelf()
+    handler = delivery_handler(client, Kept(SECRET), breaker=breaker, slots=slots)
     async with receiver([SECRET]) as there:
         fill(shelf, there, jobs=1, events=1)
         job = SimpleNamespace(attempt=1, lease=(await Outbox(shelf).claim(1, wait_ms=0))[0])
         origin = there.url.rpartition("/")[0]
         for _ in range(5):
-            breaker.failed(origin, time.time())
+            breaker.record_failure(origin, time.time())
         breaker._states[origin].pause_s = 300.0  # what the next one waits if the try is spent
-        async with turns.turn("acme", "https://slow"):
+        async with slots.slot("acme", "https://slow"):
             with pytest.raises(Snooze, match="receiver"):
                 await handler(job)
         assert (await handler(job))["status"] == 204
@@ -259,7 +259,7 @@ async def test_a_dead_receiver_does_not_hold_up_the_others(
             shelf.add(f"d{number}", f"d{number}", delivery(dead.url, f"d{number}", "d", 1))
         for number in range(50):
             shelf.add(f"a{number}", f"a{number}", delivery(alive.url, f"a{number}", "a", 1))
-        handler = delivery_handler(client, Kept(SECRET), pace=SOON)
+        handler = delivery_handler(client, Kept(SECRET), retries=SOON)
         queues = [lambda: Outbox(shelf)]
         worker = Worker([task("deliver")(handler)], queues=queues, concurrency=2)
         serving = asyncio.create_task(worker.serve())
@@ -294,7 +294,7 @@ async def test_no_secret_and_no_url_path_reaches_logs_or_outcomes(client: Client
         ]
         for number, url in enumerate(urls):
             shelf.add(f"job{number}", f"e{number}", delivery(url, f"e{number}", "job", 1))
-        handler = delivery_handler(client, Kept(SECRET), pace=SOON)
+        handler = delivery_handler(client, Kept(SECRET), retries=SOON)
         worker = Worker([task("deliver")(handler)], queues=[lambda: Listening(shelf)])
         serving = asyncio.create_task(worker.serve())
         # The unreachable one is tried ten times.

@@ -22,7 +22,7 @@ from tests.contract.vault.credentials import Credentials
 from tests.waiting import until
 
 SECRET = new_secret()
-QUICK = RefreshSettings(attempts_max=3, wait_ms=300, look_ms=20)
+QUICK = RefreshSettings(attempts_max=3, wait_ms=300, poll_ms=20)
 CANARY = "canary-fresh-key"
 
 

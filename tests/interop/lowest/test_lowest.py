@@ -74,7 +74,7 @@ def python() -> Path:
     return made
 
 
-def declared(extras: tuple[str, ...] = ("gateway", "inbox", "tasks")) -> dict[str, str]:
+def declared(extras: tuple[str, ...] = ("gateway", "inbox")) -> dict[str, str]:
     """The lowest version of each package that pyproject.toml names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]

@@ -53,7 +53,8 @@ class Attempt:
             token="",
             lease_until_ms=0,
             lease_ms=30_000,
-            extra=("acme", url, 0),
+            requester="acme",
+            webhook_url=url,
         )
 
 

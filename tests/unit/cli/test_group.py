@@ -14,13 +14,12 @@ from pathlib import Path
 import click
 import pytest
 
-from tenure.cli import output
-from tenure.cli.group import COMMANDS, LazyGroup, group, run
-from tenure.cli.output import Exit, Failed
+from tenure.cli import console
+from tenure.cli.console import COMMANDS, Exit, Failed, LazyGroup, group, run
 from tenure.core import errors
 
-SHARED = ("config", "group", "output")  # what every command needs
-HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2", "structlog")
+SHARED = ("config", "console")  # what every command needs
+HEAVY = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "structlog")
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -79,7 +78,7 @@ def test_every_command_that_answers_speaks_json() -> None:
 
 def test_help_and_an_unknown_command_import_no_command() -> None:
     code = (
-        "import sys; from tenure.cli.group import run; run(['--help']); run(['sumbit']);"
+        "import sys; from tenure.cli.console import run; run(['--help']); run(['sumbit']);"
         "print(sorted(m for m in sys.modules if m.startswith('tenure.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -90,7 +89,7 @@ def test_help_and_an_unknown_command_import_no_command() -> None:
 @pytest.mark.parametrize("name", ["submit", "watch", "ls", "inspect", "queues", "cancel"])
 def test_a_light_command_never_loads_the_web_server_or_the_worker(name: str) -> None:
     code = (
-        "import sys, tenure.cli.group as g, tenure.contracts.streams;"
+        "import sys, tenure.cli.console as g, tenure.contracts.streams;"
         f"g.run([{name!r}, '--help']);"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
@@ -128,7 +127,7 @@ def test_a_command_that_only_looks_imports_little_and_reads_no_script(
     code = (
         "import sys; read = []\n"
         "sys.addaudithook(lambda e, a: read.append(str(a[0])) if e == 'open' else None)\n"
-        "from tenure.cli.group import run\n"
+        "from tenure.cli.console import run\n"
         f"code = run({words!r})\n"
         f"slow = sorted(set({SLOW!r}) & set(sys.modules))\n"
         "standard = sys.stdlib_module_names\n"
@@ -191,7 +190,7 @@ def _cpu_of_children() -> float:
     ],
 )
 def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
-    assert output.exit_code_of(error) == code
+    assert console.exit_code_of(error) == code
 
 
 def test_an_error_is_one_line_and_with_json_one_object(

@@ -7,9 +7,8 @@ import json
 
 import pytest
 
-from tenure.cli.group import run
+from tenure.cli.console import ago, job_object, paint, plain_json, run, safe_url, shown, table
 from tenure.cli.jobs import event_line
-from tenure.cli.output import ago, job_object, paint, plain_json, safe_url, shown, table
 from tenure.core.job import JobEvent, JobRecord
 
 

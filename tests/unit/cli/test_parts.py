@@ -18,8 +18,9 @@ import tenure.tasks
 from tenure.cli import doctor
 from tenure.cli.doctor import clock_finding, version_finding
 from tenure.cli.gateway_client import GatewayClient, parse_sse
-from tenure.cli.samples import streams_sample
 from tenure.cli.up import UpOptions, how_to_call, welcome
+from tenure.contracts.streams import doctor as streams_doctor
+from tenure.contracts.streams.samples import sample
 from tenure.core.errors import UsageError
 from tenure.tasks import TASKS
 
@@ -38,7 +39,7 @@ def test_the_examples_in_docstrings_are_true(name: str) -> None:
 
 def test_samples_are_mostly_good_some_retried_and_few_lost() -> None:
     chance = random.Random(1)
-    jobs = [streams_sample(TASKS[n % 6], chance) for n in range(3000)]
+    jobs = [sample(TASKS[n % 6], chance) for n in range(3000)]
     plays = [msgspec.json.decode(job.payload)["sample"] for job in jobs]
     fails = Counter(play["fail"] for play in plays)
     assert 0.02 < fails[9] / 3000 < 0.06
@@ -116,7 +117,12 @@ def test_an_address_that_is_no_gateway_is_told() -> None:
 def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
     """In the code itself: there is no finding without one that somebody may meet some day."""
     without, seen = [], 0
-    for node in ast.walk(ast.parse(Path(doctor.__file__).read_text())):
+    nodes = [
+        node
+        for module in (doctor, streams_doctor)
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+    ]
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         names = {keyword.arg for keyword in node.keywords}
@@ -125,7 +131,7 @@ def test_every_finding_of_the_doctor_that_is_not_ok_has_a_remedy() -> None:
             seen += 1
             if len(node.args) < 4 and "remedy" not in names:
                 without.append(node.lineno)
-        elif node.func.id == "judged":
+        elif node.func.id == "make_finding":
             seen += 1
             if "remedy" not in names:
                 without.append(node.lineno)

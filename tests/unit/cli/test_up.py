@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.samples import FLOWS, REQUESTER, draw_clip, inbox_sample, usable_flows
 from tenure.cli.up import HOST, kept_ring, port_above, set_up_inbox
+from tenure.contracts.inbox.samples import draw_clip, sample
 from tenure.core.errors import UsageError
+from tenure.samples import REQUESTER, sample_flows, usable_flows
+from tenure.transcode.ffmpeg import locate_ffmpeg
 from tenure.vault import read_ring
 from tenure.webhooks import new_secret
 from tenure.webhooks.signing import read_secrets
@@ -83,10 +85,10 @@ def test_a_flow_whose_modules_are_missing_is_left_out_with_a_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    assert usable_flows(said.append) == list(FLOWS)
+    assert usable_flows(said.append) == sample_flows()
     assert not said
     monkeypatch.setattr(
-        "tenure.cli.samples.find_spec", lambda name: None if name == "obstore" else name
+        "tenure.samples.find_spec", lambda name: None if name == "obstore" else name
     )
     left = [flow.contract for flow in usable_flows(said.append)]
     assert left == ["streams", "bullmq", "omniq", "plane"]
@@ -94,7 +96,7 @@ def test_a_flow_whose_modules_are_missing_is_left_out_with_a_word(
 
 
 def test_one_sample_in_ten_is_no_clip(tmp_path: Path) -> None:
-    jobs = [inbox_sample(number, tmp_path, "http://127.0.0.1:9") for number in range(20)]
+    jobs = [sample(number, tmp_path, "http://127.0.0.1:9") for number in range(20)]
     assert sum(b"no-clip.txt" in job.payload for job in jobs) == 2
     assert {job.options["status_webhook_url"] for job in jobs} == {"http://127.0.0.1:9/hooks"}
 
@@ -110,5 +112,5 @@ def test_an_ffmpeg_that_fails_is_told_of_and_leaves_no_half_clip(
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
     with pytest.raises(UsageError, match=r"drew no clip \(3\): no lavfi"):
-        draw_clip(tmp_path / "files")
+        draw_clip(locate_ffmpeg(), tmp_path / "files")
     assert [each.name for each in (tmp_path / "files").iterdir()] == ["no-clip.txt"]

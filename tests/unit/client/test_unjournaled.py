@@ -41,7 +41,7 @@ def tail_of(ledger: Refusing, error: Exception | None) -> UnjournaledTail:
     return UnjournaledTail(
         ledger,
         cursors=lambda most: {"j": "0-0"},
-        hand_out=lambda *news: asyncio.sleep(0),
+        deliver=lambda *news: asyncio.sleep(0),
         read=read,
     )
 

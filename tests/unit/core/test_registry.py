@@ -1,12 +1,21 @@
 """Queue URLs: taken apart, checked, and never showing a password."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tenure.core.errors import UnknownContract, UsageError
-from tenure.core.registry import contract_names, open_journal, open_ledger, open_queue, parse_url
+from tenure.core.registry import (
+    contract_names,
+    contracts,
+    open_journal,
+    open_ledger,
+    open_queue,
+    parse_url,
+)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,17 +140,43 @@ def test_a_contract_may_live_in_another_package(
 ) -> None:
     """It is found by its entry point once its distribution is installed."""
     (tmp_path / "foreign_contract.py").write_text(
-        "def open_queue(url, *, worker_id):\n    return (url.store, worker_id)\n"
+        "from tenure.core.registry import Contract\n"
+        "from tenure.core.state import Machine\n"
+        "CONTRACT = Contract(\n"
+        "    machine=Machine(contract='foreign', initial=(), running=(), final=(), steps={}),\n"
+        "    open_queue=lambda url, worker_id: (url.store, worker_id),\n"
+        "    open_ledger=None, open_journal=None, read_options=None, example_url='foreign+x://h',\n"
+        ")\n"
     )
     info = tmp_path / "foreign_contract-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-contract\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tenure.contracts]\nforeign = foreign_contract\n")
+    (info / "entry_points.txt").write_text(
+        "[tenure.contracts]\nforeign = foreign_contract:CONTRACT\n"
+    )
     assert "foreign" not in contract_names()
     monkeypatch.syspath_prepend(tmp_path)
     assert "foreign" in contract_names()
     opened: object = open_queue("foreign+x://host", worker_id="w1")
     assert opened == ("x://host", "w1")
+
+
+def test_the_descriptors_of_all_contracts_load_no_store_and_no_web_server() -> None:
+    code = (
+        "import sys; from tenure.core.registry import contracts; print(len(contracts()));"
+        "heavy = {'hiredis', 'asyncpg', 'sqlite3', 'cryptography', 'starlette', 'structlog'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(len(contract_names())), "[]"]
+
+
+def test_a_state_has_the_same_kind_in_every_contract_that_has_it() -> None:
+    kinds: dict[str, set[str]] = {}
+    for contract in contracts().values():
+        for state in contract.machine.states:
+            kinds.setdefault(state.lower(), set()).add(contract.machine.kind(state))
+    assert {state: found for state, found in kinds.items() if len(found) > 1} == {}
 
 
 def test_passwords_among_the_options_are_not_shown() -> None:

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.errors import InvalidTransition
-from tenure.core.state import MACHINES, Machine
+from tenure.core.registry import contracts
+from tenure.core.state import Machine
+
+MACHINES = {name: contract.machine for name, contract in contracts().items()}
 
 machines = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
 

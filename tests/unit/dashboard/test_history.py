@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tenure.dashboard.history import read_past
+from tenure.dashboard.charts import read_history
 
 HOUR_MS = 1_800_000_000_000 - 1_800_000_000_000 % 3_600_000
 
@@ -52,7 +52,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def test_hours_are_summed_over_tasks_and_workers_newest_first(lake: Path) -> None:
-    past = read_past(str(lake))
+    past = read_history(str(lake))
     assert [(hour.queue, hour.completed, hour.dead) for hour in past.hours] == [
         ("mail", 4, 2),
         ("jobs:stream", 8, 0),
@@ -62,17 +62,17 @@ def test_hours_are_summed_over_tasks_and_workers_newest_first(lake: Path) -> Non
 
 
 def test_one_queue_is_chosen_by_either_of_its_names(lake: Path) -> None:
-    assert [hour.queue for hour in read_past(str(lake), queue="bullmq:mail").hours] == ["mail"]
-    assert [hour.queue for hour in read_past(str(lake), queue="mail").hours] == ["mail"]
+    assert [hour.queue for hour in read_history(str(lake), queue="bullmq:mail").hours] == ["mail"]
+    assert [hour.queue for hour in read_history(str(lake), queue="mail").hours] == ["mail"]
 
 
 def test_the_last_audit_is_shown_with_its_invariants(lake: Path) -> None:
-    past = read_past(str(lake))
+    past = read_history(str(lake))
     assert [(each.text, each.jobs) for each in past.verdicts] == [("one holder", 9)]
 
 
 def test_what_is_missing_is_said_with_the_command_that_makes_it(lake: Path, tmp_path: Path) -> None:
-    assert "pipeline capture" in read_past(str(tmp_path / "nowhere")).missing
+    assert "pipeline capture" in read_history(str(tmp_path / "nowhere")).missing
     (lake / "tables" / "_manifest.json").unlink()
-    assert "pipeline tables" in read_past(str(lake)).missing
-    assert "gateway.lake" in read_past("s3://bucket/lake").missing
+    assert "pipeline tables" in read_history(str(lake)).missing
+    assert "gateway.lake" in read_history("s3://bucket/lake").missing

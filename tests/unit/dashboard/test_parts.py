@@ -12,14 +12,14 @@ import pytest
 from starlette.responses import HTMLResponse
 
 from tenure.core.journal import JournalEvent
+from tenure.core.registry import machines
 from tenure.core.seam import Counts
-from tenure.core.state import MACHINES
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
 from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
-from tenure.dashboard.watch import Listener, Observer, figures, quantiles
+from tenure.dashboard.watch import ChangeListener, Observer, figures, quantiles
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: ErrorInfo) -> N
 
 
 def test_every_state_of_every_contract_has_a_kind() -> None:
-    words = {state for machine in MACHINES.values() for state in machine.states}
+    words = {state for machine in machines().values() for state in machine.states}
     assert {word for word in words if kind_of(word) not in KINDS} == set()
 
 
@@ -90,7 +90,7 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
     from tenure.dashboard.watch import MOVED_MAX
 
     async def listen() -> tuple[int, int, int]:
-        listener = Listener()
+        listener = ChangeListener()
         for number in range(2 * MOVED_MAX):
             listener.add("q", str(number))
         count, moved = listener.take()

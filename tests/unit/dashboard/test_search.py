@@ -125,7 +125,7 @@ def test_a_term_leaves_out_the_job_that_does_not(text: str) -> None:
     ("text", "said"),
     [
         ("stat:done", "did you mean 'state'"),
-        ("is:nothing", "there are waiting, running, done, failed, cancelled"),
+        ("is:nothing", "the kinds are waiting, running, done, failed, cancelled"),
         ("attempt>many", "compared with a number"),
         ("since:tomorrow", "write 30s, 15m, 2h, 7d"),
         ("task:", "needs a value"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.errors import UsageError
-from tenure.egress import Guard, Policy, Refused, read_target
+from tenure.egress import Guard, Policy, RequestRefused, read_target
 from tenure.egress.guard import is_public
 
 
@@ -32,7 +32,7 @@ def test_what_may_be_shown_of_a_url_holds_no_path_and_no_query() -> None:
 def test_any_text_is_either_read_or_refused(text: str) -> None:
     try:
         target = read_target(f"https://{text}")
-    except Refused:
+    except RequestRefused:
         return
     assert target.host
     assert target.path.startswith("/")
@@ -75,7 +75,7 @@ def test_the_allow_list_opens_what_it_names_and_no_more(rule: str, url: str, pas
     if passes:
         guard.check_url(url)
     else:
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             guard.check_url(url)
 
 
@@ -103,7 +103,7 @@ def test_a_rule_that_cannot_be_read_is_an_error_at_once(rule: str) -> None:
 
 @pytest.mark.clause("I-53")
 def test_without_an_allow_list_plain_http_is_refused_before_any_lookup() -> None:
-    with pytest.raises(Refused, match="only https"):
+    with pytest.raises(RequestRefused, match="only https"):
         Guard().check_url("http://hooks.example/")
-    with pytest.raises(Refused, match="ports are 443, 8443"):
+    with pytest.raises(RequestRefused, match="ports are 443, 8443"):
         Guard().check_url("https://hooks.example:22/")

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.requests import ClientDisconnect
 
-from tenure.gateway.dispatch import BodyQueue, ClientGone, decode, decoded
+from tenure.gateway.http.dispatch import BodyQueue, decode, decoded
 from tenure.gateway.problems import Problem
 
 
@@ -146,7 +147,7 @@ async def test_a_large_body_whose_client_left_is_not_read() -> None:
     held.open.set()
     await first
     assert held.read == ["first"]
-    assert all(isinstance(task.exception(), ClientGone) for task in others)
+    assert all(isinstance(task.exception(), ClientDisconnect) for task in others)
 
 
 async def test_large_bodies_of_workers_do_not_wait_for_those_of_clients() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tenure.core.history import AGAIN
-from tenure.core.state import MACHINES, Machine
+from tenure.core.registry import machines
+from tenure.core.state import Machine
 from tenure.pipeline.audit.steps import known_steps
 
 
@@ -18,9 +19,9 @@ def steps_of(machine: Machine) -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.fixture(params=sorted(MACHINES))
+@pytest.fixture(params=sorted(machines()))
 def machine(request: pytest.FixtureRequest) -> Machine:
-    return MACHINES[request.param]
+    return machines()[request.param]
 
 
 def test_only_a_claim_starts_a_job(machine: Machine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Attempt:
-    """Satisfies `tenure.tasks.model.Running`."""
+    """Satisfies `tenure.tasks.model.RunningJob`."""
 
     def __init__(
         self, payload: Any, attempt: int = 1, report_error: Exception | None = None

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tenure.core.outcome import Fatal
+from tenure.samples import SampleFailure
 from tenure.tasks import (
     TASKS,
     ModelSettings,
-    SampleFailure,
     TaskSettings,
     handlers,
     real_tasks,

@@ -282,7 +282,7 @@ async def test_the_output_of_a_command_shows_no_secret_of_its_environment() -> N
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("a\ud800", "is no Unicode text"), ("a" * 70_000, "cannot be called: URL too long")],
+    [("a\ud800", "is no Unicode text"), ("a" * 70_000, "cannot be called: a URL has")],
 )
 async def test_an_argument_that_no_url_can_hold_is_refused(value: str, words: str) -> None:
     with pytest.raises(Fatal, match=words):

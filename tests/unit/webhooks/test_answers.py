@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.core.outcome import Fatal, Retry, Signal
-from tenure.webhooks.deliver import Breaker, signal_of
+from tenure.webhooks.deliver import CircuitBreaker, signal_of
 
 
 def asked(status: int, *, attempt: int = 1, **headers: str) -> Signal | None:
@@ -55,16 +55,16 @@ def test_a_retry_after_is_respected_within_an_hour_and_never_shortens_the_wait()
 
 @pytest.mark.clause("I-49")
 def test_five_failures_in_a_row_open_the_breaker_and_one_probe_is_let_through() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(4):
-        breaker.failed("https://a", 0.0)
+        breaker.record_failure("https://a", 0.0)
         assert breaker.wait_s("https://a", 0.0) == 0
-    breaker.failed("https://a", 0.0)
+    breaker.record_failure("https://a", 0.0)
     assert breaker.wait_s("https://a", 0.0) == 10
     assert breaker.wait_s("https://b", 0.0) == 0, "others are not held up"
     assert breaker.wait_s("https://a", 10.0) == 0, "this one tries"
     assert breaker.wait_s("https://a", 10.0) == 10, "and the others wait for it"
-    breaker.failed("https://a", 11.0)
+    breaker.record_failure("https://a", 11.0)
     assert breaker.wait_s("https://a", 12.0) == 19
-    breaker.worked("https://a")
+    breaker.record_success("https://a")
     assert breaker.wait_s("https://a", 12.0) == 0

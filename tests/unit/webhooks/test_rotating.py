@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tenure.egress import Response
-from tenure.webhooks.signing import Rotating
+from tenure.webhooks.signing import KeyRotation
 
 NEW, OLD = b"new" * 8, b"old" * 8
 
@@ -29,7 +29,7 @@ class Receiver:
 
 
 async def test_the_older_secret_signs_until_a_receiver_refuses_it() -> None:
-    rotating = Rotating()
+    rotating = KeyRotation()
     before, after = Receiver(OLD), Receiver(NEW)
     for _ in range(2):
         assert (await rotating.send("before", [NEW, OLD], before)).status == 204
@@ -40,11 +40,11 @@ async def test_the_older_secret_signs_until_a_receiver_refuses_it() -> None:
 
 async def test_a_receiver_that_refuses_both_is_asked_twice_and_not_more() -> None:
     stranger = Receiver(b"another")
-    assert (await Rotating().send("x", [NEW, OLD], stranger)).status == 401
+    assert (await KeyRotation().send("x", [NEW, OLD], stranger)).status == 401
     assert stranger.seen == [OLD, NEW]
 
 
 async def test_one_secret_is_sent_once_whatever_the_answer() -> None:
     stranger = Receiver(b"another")
-    assert (await Rotating().send("x", [NEW], stranger)).status == 401
+    assert (await KeyRotation().send("x", [NEW], stranger)).status == 401
     assert stranger.seen == [NEW]

@@ -11,7 +11,7 @@ import pytest
 from tenure.core.errors import UsageError
 from tenure.vault import Secret
 from tenure.webhooks import new_secret, read_secret
-from tenure.webhooks.signing import Remembered, Together, live_keys, read_secrets
+from tenure.webhooks.signing import CachedSecrets, ChainedSecrets, live_keys, read_secrets
 
 NEW, OLD, REST = new_secret(), new_secret(), new_secret()
 
@@ -28,10 +28,10 @@ async def test_a_requester_has_its_own_secrets_and_others_those_of_everybody() -
 
 @pytest.mark.clause("I-43")
 async def test_the_first_place_that_knows_a_requester_counts() -> None:
-    both = Together(read_secrets(f"acme = {NEW}"), read_secrets(f"acme = {OLD}\n* = {REST}"))
+    both = ChainedSecrets(read_secrets(f"acme = {NEW}"), read_secrets(f"acme = {OLD}\n* = {REST}"))
     assert await live_keys(both, "acme") == [read_secret(NEW)]
     assert await live_keys(both, "other") == [read_secret(REST)]
-    assert await live_keys(Together(), "acme") == []
+    assert await live_keys(ChainedSecrets(), "acme") == []
 
 
 @pytest.mark.clause("I-43")
@@ -101,7 +101,7 @@ class _Asked:
 @pytest.mark.clause("I-43")
 async def test_a_remembered_secret_is_asked_for_again_after_a_second() -> None:
     place, now_s = _Asked(), [100.0]
-    remembered = Remembered(place, clock=lambda: now_s[0])
+    remembered = CachedSecrets(place, clock=lambda: now_s[0])
     assert await live_keys(remembered, "acme") == [read_secret(NEW)]
     place.found = [Secret(OLD)]
     now_s[0] += 0.99
@@ -114,7 +114,7 @@ async def test_a_remembered_secret_is_asked_for_again_after_a_second() -> None:
 @pytest.mark.clause("I-43")
 async def test_requesters_are_remembered_apart() -> None:
     both = read_secrets(f"acme = {NEW}\nother = {OLD}")
-    remembered = Remembered(both)
+    remembered = CachedSecrets(both)
     for _ in range(2):
         assert await live_keys(remembered, "acme") == [read_secret(NEW)]
         assert await live_keys(remembered, "other") == [read_secret(OLD)]
@@ -124,7 +124,7 @@ async def test_requesters_are_remembered_apart() -> None:
 async def test_deliveries_at_once_ask_once_and_one_that_is_ended_spoils_nothing() -> None:
     place = _Asked()
     place.answers.clear()
-    remembered = Remembered(place)
+    remembered = CachedSecrets(place)
     ended, *others = [asyncio.create_task(remembered.live("acme")) for _ in range(5)]
     await asyncio.sleep(0)
     ended.cancel()
@@ -138,7 +138,7 @@ async def test_deliveries_at_once_ask_once_and_one_that_is_ended_spoils_nothing(
 async def test_a_place_that_fails_is_asked_again_at_once() -> None:
     place = _Asked()
     place.fault = OSError("away")
-    remembered = Remembered(place)
+    remembered = CachedSecrets(place)
     with pytest.raises(OSError, match="away"):
         await remembered.live("acme")
     place.fault = None

@@ -26,7 +26,7 @@ from tenure.core.outcome import (
     Retried,
     Verdict,
 )
-from tenure.core.seam import Upkeep
+from tenure.core.seam import QueueFeatures, Upkeep
 from tenure.worker import Worker
 
 Fault = Callable[[Sequence[Any]], BaseException | None]
@@ -86,6 +86,9 @@ class Store:
 
 class View:
     """The seam, for one event loop."""
+
+    slots = 0
+    features = QueueFeatures()
 
     def __init__(self, store: Store) -> None:
         self.store = store

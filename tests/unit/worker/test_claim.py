@@ -5,6 +5,7 @@ import time
 
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.lease import Lease
+from tenure.core.seam import QueueFeatures
 from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View, serving
 
@@ -229,11 +230,11 @@ async def test_a_queue_that_gives_few_at_once_is_still_known_to_have_more() -> N
     hungry: list[bool] = []
 
     class Bounded(View):
-        claim_max = 5
+        features = QueueFeatures(claim_max=5)
 
         async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
             asked.append(limit)
-            hungry.append(worker._services[0].source.share.hungry)
+            hungry.append(worker._services[0].source.queue_slots.hungry)
             return await super().claim(min(limit, 5), wait_ms=wait_ms)
 
     worker = Worker([noop], queues=[lambda: Bounded(store)], concurrency=100, burst=True)

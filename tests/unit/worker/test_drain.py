@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tenure.worker import Job, Settings, Worker, task
-from tenure.worker.drain import Stopping
+from tenure.worker.worker import Stopping
 from tests.unit.worker.seam import Store, serving
 
 
@@ -153,12 +153,12 @@ async def test_a_thread_that_never_returns_cannot_keep_a_stopped_worker() -> Non
 async def test_two_signals_within_a_moment_count_as_one() -> None:
     """Service managers signal a whole group and then its leader again."""
     stopping = Stopping()
-    stopping.press()
-    stopping.press()
+    stopping.on_signal()
+    stopping.on_signal()
     assert stopping.drain.is_set()
     assert not stopping.release.is_set()
     await asyncio.sleep(0.11)  # longer than one press
-    stopping.press()
+    stopping.on_signal()
     assert stopping.release.is_set()
 
 

@@ -7,7 +7,7 @@ import pytest
 from tenure.core.lease import Lease
 from tenure.core.outcome import Park, RateLimit
 from tenure.core.retry import judge
-from tenure.worker.outcomes import childless
+from tenure.worker.settle import no_children_outcome
 
 LEASE = Lease(
     job_id="1", queue="q", task="t", payload=b"{}", attempt=1, max_attempts=3, fence=1, token="t",
@@ -28,7 +28,7 @@ def test_a_parked_job_is_snoozed_until_its_children_have_ended() -> None:
 
 
 def test_parking_where_jobs_have_no_children_is_a_failure_that_says_so() -> None:
-    outcome = childless(LEASE)
+    outcome = no_children_outcome(LEASE)
     assert outcome.kind == "bury"
     assert outcome.failure is not None
     assert "no children" in outcome.failure.message

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable, UsageError
 from tenure.core.outcome import Outcome
+from tenure.core.seam import QueueFeatures
 from tenure.worker import Job, Settings, Worker, task
 from tests.unit.worker.seam import Store, View, serving
 
@@ -43,7 +44,7 @@ async def test_what_finishes_while_a_settle_is_under_way_goes_together_in_the_ne
 class Wide(View):
     """A store that works on two settles side by side."""
 
-    settles_at_once = 2
+    features = QueueFeatures(settles_at_once=2)
 
 
 async def test_only_a_full_batch_goes_beside_another_where_the_store_takes_two() -> None:

@@ -3,40 +3,40 @@
 import asyncio
 
 from tenure.worker import Job, Worker, task
-from tenure.worker.source import Share, Slots
+from tenure.worker.source import QueueSlots, Slots
 from tests.unit.worker.seam import Store, serving
 
 
-def take_now(slots: Slots, share: Share, count: int) -> None:
+def take_now(slots: Slots, queue: QueueSlots, count: int) -> None:
     slots.used += count
-    share.in_use += count
+    queue.in_use += count
 
 
 def test_a_lone_queue_takes_half_at_a_time_so_that_claims_overlap() -> None:
     slots = Slots(100, batch_max=500)
-    share = slots.share()
-    assert slots.allowance(share) == 50
-    take_now(slots, share, 50)
-    assert slots.allowance(share) == 50
-    take_now(slots, share, 50)
-    assert slots.allowance(share) == 0
+    queue = slots.add_queue()
+    assert slots.allowance(queue) == 50
+    take_now(slots, queue, 50)
+    assert slots.allowance(queue) == 50
+    take_now(slots, queue, 50)
+    assert slots.allowance(queue) == 0
 
 
 def test_a_single_slot_can_be_taken() -> None:
     slots = Slots(1, batch_max=500)
-    assert slots.allowance(slots.share()) == 1
+    assert slots.allowance(slots.add_queue()) == 1
 
 
 def test_a_claim_asks_for_no_more_than_its_queue_gives_at_once() -> None:
     slots = Slots(200, batch_max=500)
-    bounded, wide = slots.share(claim_max=25), slots.share(claim_max=1_000)
+    bounded, wide = slots.add_queue(claim_max=25), slots.add_queue(claim_max=1_000)
     assert slots.allowance(bounded) == 25
     assert slots.allowance(wide) == 100
 
 
 def test_free_slots_may_be_borrowed_while_nobody_else_is_hungry() -> None:
     slots = Slots(10, batch_max=500)
-    busy, quiet = slots.share(), slots.share()
+    busy, quiet = slots.add_queue(), slots.add_queue()
     take_now(slots, busy, 5)
     quiet.idle = True
     assert slots.allowance(busy) == 5
@@ -44,7 +44,7 @@ def test_free_slots_may_be_borrowed_while_nobody_else_is_hungry() -> None:
 
 def test_nobody_borrows_what_a_hungry_queue_is_owed() -> None:
     slots = Slots(10, batch_max=500)
-    busy, hungry = slots.share(), slots.share()
+    busy, hungry = slots.add_queue(), slots.add_queue()
     take_now(slots, busy, 8)
     hungry.hungry = True
     assert slots.allowance(busy) == 0
@@ -53,28 +53,28 @@ def test_nobody_borrows_what_a_hungry_queue_is_owed() -> None:
 
 def test_an_idle_queue_waits_with_one_slot_only() -> None:
     slots = Slots(10, batch_max=500)
-    idle, _other = slots.share(), slots.share()
+    idle, _other = slots.add_queue(), slots.add_queue()
     idle.idle = True
     assert slots.allowance(idle) == 1
 
 
 async def test_a_taker_finds_all_slots_that_were_freed_in_one_turn() -> None:
     slots = Slots(4, batch_max=500)
-    share = slots.share()
-    assert await slots.take(share) == 2
-    assert await slots.take(share) == 2
-    taker = asyncio.create_task(slots.take(share))
+    queue = slots.add_queue()
+    assert await slots.take(queue) == 2
+    assert await slots.take(queue) == 2
+    taker = asyncio.create_task(slots.take(queue))
     await asyncio.sleep(0)
-    slots.give(share, 1)
-    slots.give(share, 1)
+    slots.give(queue, 1)
+    slots.give(queue, 1)
     assert await taker == 2
 
 
 async def test_closing_wakes_whoever_waits() -> None:
     slots = Slots(1, batch_max=500)
-    share = slots.share()
-    await slots.take(share)
-    taker = asyncio.create_task(slots.take(share))
+    queue = slots.add_queue()
+    await slots.take(queue)
+    taker = asyncio.create_task(slots.take(queue))
     await asyncio.sleep(0)
     slots.close()
     assert await taker == 0
@@ -133,7 +133,7 @@ async def test_one_slot_serves_two_queues_in_turn() -> None:
 
 async def test_a_queue_with_a_limit_of_its_own_leaves_the_rest_to_others() -> None:
     slots = Slots(20, batch_max=100)
-    hours, moments = slots.share(most=5), slots.share(claim_max=10, most=15)
+    hours, moments = slots.add_queue(most=5), slots.add_queue(claim_max=10, most=15)
     hours.hungry = True
     assert await slots.take(hours) == 5
     assert slots.allowance(hours) == 0

@@ -15,12 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tenure.core.lease import Lease
-from tenure.core.seam import Quarantined
+from tenure.core.seam import Quarantined, QueueFeatures
 from tenure.worker import Job, Settings, Worker, task
-from tenure.worker.events import Notifier
 from tenure.worker.job import Attempt
 from tenure.worker.metrics import Buckets
-from tenure.worker.telemetry import Tracer, configure_logs
+from tenure.worker.telemetry import Notifier, Tracer, configure_logs
 from tests.unit.worker.seam import Store, View, serving
 
 
@@ -37,15 +36,12 @@ async def bad(job: Job) -> None:
 async def test_every_queue_is_told_how_many_jobs_the_worker_runs_at_once() -> None:
     told: list[View] = []
 
-    class Telling(View):
-        slots = 0
-
     def opened() -> View:
-        told.append(Telling(Store()))
+        told.append(View(Store()))
         return told[-1]
 
     await Worker([ok], queues=[opened, opened], concurrency=7, burst=True).serve()
-    assert [view.slots for view in told if view.slots] == [7, 7]  # type: ignore[attr-defined]
+    assert [view.slots for view in told if view.slots] == [7, 7]
 
 
 async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
@@ -80,6 +76,10 @@ async def test_a_record_set_aside_by_a_queue_is_logged_with_its_id_and_counted()
     bad = [Quarantined("bad-1", "job:bad-1 is a string"), Quarantined("bad-2", "no job_id")]
 
     class SettingAside(View):
+        @property
+        def features(self) -> QueueFeatures:  # type: ignore[override]
+            return QueueFeatures(take_quarantined=self.take_quarantined)
+
         def take_quarantined(self) -> list[Quarantined]:
             taken, bad[:] = list(bad), []
             return taken

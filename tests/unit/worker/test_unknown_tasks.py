@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.worker import task
-from tenure.worker.outcomes import UnknownTasks, hand_back_ms
+from tenure.worker.settle import UnknownTasks, hand_back_ms
 from tenure.worker.task import Tasks
 
 LIMIT_MS = 3_600_000
@@ -95,7 +95,7 @@ def test_an_old_job_is_not_failed_at_first_sight_by_a_worker_that_missed_its_tas
 
 
 def test_what_is_remembered_of_jobs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.worker.outcomes._JOBS_MAX", 10)
+    monkeypatch.setattr("tenure.worker.settle._JOBS_MAX", 10)
     worker = Worker()
     for number in range(30):
         worker.meet(job_id=f"j{number}")

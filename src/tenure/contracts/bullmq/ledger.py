@@ -1,4 +1,4 @@
-"""Reading and steering a queue, for gateway, dashboard and command line."""
+"""Reads and steers a queue for gateway, dashboard and command line; reads its journal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tenure.contracts.bullmq.options import (
     PRIORITY_MAX,
     Options,
     client_name,
+    keys,
     unpack_options,
 )
 from tenure.contracts.bullmq.records import (
@@ -22,20 +23,21 @@ from tenure.contracts.bullmq.records import (
     Finder,
     events_by_job,
     json_or_text,
-    number,
     read_children,
     read_events,
     state_keys,
     text_of,
 )
-from tenure.contracts.bullmq.scripts import BATCH_MAX, Scripts
+from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.encoding import to_json
-from tenure.core.errors import Conflict, NotFound, ServerError, UsageError
+from tenure.core.errors import Conflict, NotFound, UsageError
 from tenure.core.job import JobEvent, JobRecord, position
+from tenure.core.journal import StreamFormat
 from tenure.core.seam import (
     PAGE_BYTES,
     READ_STEP,
     Counts,
+    LedgerFeatures,
     Page,
     Query,
     WorkerBeat,
@@ -43,7 +45,16 @@ from tenure.core.seam import (
     is_full,
     weight,
 )
+from tenure.store.journal import HEAD, Lines, StreamJournal
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import (
+    BATCH_MAX,
+    check_query,
+    clock_ms,
+    fields_of,
+    number,
+    read_all,
+)
 from tenure.store.resend import part
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
@@ -51,12 +62,37 @@ _EVENTS_SCANNED_MAX = 100_000
 _EVENTS_STEP = 1_000
 # Events that repeat another one or belong to another request.
 _NOT_SHOWN = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
+# The parts of a line, as journal_tail() in queue.lua writes them; new ones are added at the end.
+_JOURNAL_FIELDS = (
+    *(*HEAD, "due_ms", "error_code", "payload_h", "result_h", "token_h", "priority", "data"),
+)
+
+
+class BullmqJournal(StreamJournal):
+    """The history of the queue: the stream `tenure:journal` beside BullMQ's keys."""
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue)
+        super().__init__(redis, keys(options.key_prefix).journal, lines)
+
+
+def stream_format(store: str, options: Options) -> StreamFormat:
+    """The same stream for bulk readers; events that they have not captured are not trimmed."""
+    named = keys(options.key_prefix)
+    return StreamFormat(
+        store=store,
+        key=named.journal,
+        contract=CONTRACT,
+        queue=options.queue,
+        fields=_JOURNAL_FIELDS,
+        captured=(named.meta, "tenure.captured"),
+    )
 
 
 class SchedulerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduler: the template of its jobs, when the next one is due, and how many it made.
 
-    Of `every` (ms) and `pattern` it has one; times are ms, and 0 or "" means that it has none.
+    It has either `every` (ms) or `pattern`. Times are ms; 0 or "" means none.
     """
 
     scheduler_id: str
@@ -75,9 +111,9 @@ class SchedulerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished jobs of one kind: `points` counts them by the minute, the newest first.
+    """Counts of finished jobs: `points` per minute, the newest first, `count` in all.
 
-    `count` is how many there were in all, `length` how many minutes are kept.
+    `length` is how many minutes are kept.
     """
 
     count: int
@@ -97,24 +133,19 @@ class BullmqLedger:
         self._finder = Finder(redis, options)
         self._prefix = options.key_prefix
 
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam."""
+        return LedgerFeatures(changes=self.changes)
+
     async def get(self, job_id: str) -> JobRecord | None:
-        """The job, or None when there is none (any more)."""
+        """The job, or None if there is none (any more)."""
         (record,) = await self._finder.records([job_id])
         return record
 
     async def find(self, query: Query) -> Page:
         """Jobs by creation time, newest first. `after` is `created_ms:job_id` of the last seen."""
-        unknown = set(query.states) - set(STATES)
-        if unknown:
-            raise UsageError(
-                f"no such state: {', '.join(sorted(unknown))}; there are {', '.join(STATES)}",
-                contract=CONTRACT,
-            )
-        if query.after and not _CURSOR.fullmatch(query.after):
-            raise UsageError(
-                f"{query.after!r} is not a cursor; pass the `after` of the page before",
-                contract=CONTRACT,
-            )
+        check_query(query, STATES, _CURSOR, CONTRACT)
         listed = await self._finder.newest(query.states or STATES, query.after)
         ids, found = list(listed), list[JobRecord]()
         last, read = "", 0
@@ -132,26 +163,25 @@ class BullmqLedger:
 
     async def counts(self) -> Counts:
         """Depth by state now."""
-        keys = self._scripts.keys
+        own = self._scripts.keys
         sizes = [
             ("LLEN" if state in LISTS else "ZCARD", key)
             for state, key in state_keys(self._prefix).items()
         ]
-        replies = await self._redis.pipeline(
+        replies = await read_all(
+            self._redis,
             [
                 *sizes,
-                ("HGET", keys.meta, "paused"),
-                ("LINDEX", keys.wait, -1),
+                ("HGET", own.meta, "paused"),
+                ("LINDEX", own.wait, -1),
                 ("CLIENT", "LIST"),
                 ("TIME",),
-            ]
+            ],
         )
-        # A key of another type, which upkeep puts aside, counts as none.
-        replies = [None if isinstance(reply, ServerError) else reply for reply in replies]
         numbers, (is_paused, oldest, clients, clock) = replies[:8], replies[8:]
         states = dict(zip(STATES, (count or 0 for count in numbers), strict=True))
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
-        # Node's getWorkers() counts connections that carry a worker's name the same way.
+        now = clock_ms(clock)
+        # Counted as Node's getWorkers() does it, by the names of connections.
         names = [fields.get("name", "") for fields in _connections(clients)]
         plain = client_name(self._options)
         named = {name for name in names if name.startswith(f"{plain}:w:")}
@@ -160,19 +190,20 @@ class BullmqLedger:
             totals={"completed": states["completed"], "failed": states["failed"]},
             paused=bool(is_paused),
             workers=len(named) + names.count(plain),
-            oldest_waiting_ms=await self._waited(oldest, now),
+            oldest_waiting_ms=await self._waiting_ms(oldest, now),
         )
 
     async def workers(self) -> list[WorkerBeat]:
         """Workers whose connection carries their name, as Node's getWorkers() sees them.
 
-        How many jobs each runs at once only ours say, in a key that no client of BullMQ reads.
+        Our own workers also write how many jobs they run at once to a key that no client of
+        BullMQ reads.
         """
-        ours = f"{self._prefix}tenure:workers"
-        clients, clock, flat = await self._redis.pipeline(
-            [("CLIENT", "LIST"), ("TIME",), ("HGETALL", ours)]
+        clients, clock, flat = await read_all(
+            self._redis,
+            [("CLIENT", "LIST"), ("TIME",), ("HGETALL", f"{self._prefix}tenure:workers")],
         )
-        now = int(clock[0]) * 1000
+        now = clock_ms(clock)
         start = f"{client_name(self._options)}:w:"
         found: dict[str, int] = {}
         for fields in _connections(clients):
@@ -180,17 +211,17 @@ class BullmqLedger:
                 name = fields["name"][len(start) :]
                 heard = now - 1000 * int(fields.get("idle", "0"))
                 found[name] = max(heard, found.get(name, 0))
-        own = {} if isinstance(flat, ServerError) else dict(zip(flat[::2], flat[1::2], strict=True))
+        own = fields_of(flat)
         beats = []
         for name, heard_ms in found.items():
-            at, _, slots = own.get(name.encode(), b"").partition(b" ")
+            at, _, slots = own.get(name, b"").partition(b" ")
             beats.append(WorkerBeat(name, max(heard_ms, number(at)), number(slots)))
         return beats
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
-        """What the queue's event stream says of one job after a stream id.
+        """The events of one job after a stream id.
 
-        The stream is the whole queue's and is trimmed; of a job of long ago nothing may be left.
+        The stream belongs to the whole queue and is trimmed: an old job may have no events left.
         """
         events: list[JobEvent] = []
         start = f"({after}" if after else "-"
@@ -203,13 +234,13 @@ class BullmqLedger:
             if len(entries) < count:
                 break
             start, scanned = f"({entries[-1][0].decode()}", scanned + count
-            # Longer steps where entries are small: most are about other jobs.
+            # Most entries are about other jobs: read more of them at once if they are small.
             size = sum(len(text) for _, flat in entries for text in flat)
             count = min(2_000, 4 * count) if size < PAGE_BYTES // 8 else READ_STEP
         return first_page(events, limit)
 
     async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        """New events of many jobs, each after its own position: the stream is read once."""
+        """The new events of many jobs, each after its own position: the stream is read once."""
         if not cursors:
             return {}
         first = min(cursors.values(), key=position)
@@ -235,25 +266,24 @@ class BullmqLedger:
         await self._scripts.run("pause", "resume")
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
-        """Send finished jobs back, attempts counted anew; per id "ok" or what forbids it."""
+        """Run finished jobs again, with all attempts; per id "ok", "missing", or its state."""
         return await self._steer(job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
-        """Per id "ok" (it waited), "requested" (its worker learns of it), "missing", or its end."""
+        """Cancel jobs; per id "ok" (it waited), "requested" (it runs), "missing", or its state."""
         return await self._steer(job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
-        """Remove jobs, and by default their children; per id "ok", "missing", or
-        "active" when it or one of those children runs."""
+        """Remove jobs, and by default their children; per id "ok", "missing", or "active" if the
+        job or one of those children runs."""
         return await self._run_ids("remove", (int(children),), job_ids)
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
-        """Let delayed jobs run now; per id "ok", "missing", or the state it is in instead."""
+        """Let delayed jobs run now; per id "ok", "missing", or its other state."""
         return await self._steer(job_ids, "promote")
 
     async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
-        """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or the state it is in
-        instead."""
+        """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or its other state."""
         if delay_ms < 0:
             raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
         return await self._steer(job_ids, "delay", delay_ms)
@@ -261,8 +291,8 @@ class BullmqLedger:
     async def change_priority(
         self, job_ids: Sequence[str], priority: int, *, first: bool = False
     ) -> list[str]:
-        """Give jobs another priority (0 comes before all), `first` among its equals if asked; per
-        id "ok", "missing", or the end it has come to."""
+        """Change the priority of jobs (0 is the highest), with `first` before those of the same
+        priority; per id "ok", "missing", or "completed" or "failed"."""
         if not 0 <= priority <= PRIORITY_MAX:
             raise UsageError(
                 f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
@@ -270,15 +300,15 @@ class BullmqLedger:
         return await self._steer(job_ids, "priority", priority, int(first))
 
     async def update_data(self, job_id: str, data: Any) -> None:
-        """Replace the data of a job, as BullMQ's `updateData`; a running handler keeps its own."""
+        """Replace the data of a job, as BullMQ's `updateData`; a handler that runs has the old."""
         (answer,) = await self._steer([job_id], "data", to_json(data))
         if answer == "missing":
             raise NotFound(f"there is no job {job_id}", contract=CONTRACT)
 
     async def retry_all(self, state: str = "failed", *, before_ms: int | None = None) -> int:
-        """Send every failed (or completed) job back that ended by `before_ms`; how many.
+        """Run every failed (or completed) job again that ended by `before_ms`; how many.
 
-        As BullMQ's `retryJobs`: attempts go on counting, and priorities are not looked at.
+        As in BullMQ's `retryJobs`, attempts keep their count and priorities are ignored.
         """
         if state not in ("failed", "completed"):
             raise UsageError(f"state {state!r}: only failed or completed jobs can be sent back")
@@ -290,7 +320,7 @@ class BullmqLedger:
         return await self._bulk("delayed", 0)
 
     async def drain(self, *, delayed: bool = False) -> int:
-        """Remove every job that waits; with `delayed` also those that wait for their time."""
+        """Remove every job that waits, with `delayed` also delayed ones; how many."""
         return len(await self._scripts.run("sweep", "drain", 1 if delayed else 0, 0, 0))
 
     async def clean(self, state: str, *, older_ms: int = 0, limit: int = 1_000) -> list[str]:
@@ -298,14 +328,14 @@ class BullmqLedger:
 
         `limit` (0: none) bounds how many are looked at, those first whose turn is next.
         """
-        word = {"waiting": "wait", "wait": "wait", "paused": "wait"}.get(state, state)
-        if word not in ("wait", *STATES):
+        name = {"waiting": "wait", "wait": "wait", "paused": "wait"}.get(state, state)
+        if name not in ("wait", *STATES):
             raise UsageError(f"no such state: {state}; there are {', '.join(STATES)}")
-        gone = await self._scripts.run("sweep", "clean", word, older_ms, limit)
-        return [each.decode() for each in gone]
+        removed = await self._scripts.run("sweep", "clean", name, older_ms, limit)
+        return [each.decode() for each in removed]
 
     async def children(self, job_id: str) -> Children:
-        """The children of a job: what each of them left, and which are still to come."""
+        """The children of a job: results, failures, and which have not ended."""
         return await read_children(self._redis, self._prefix + job_id)
 
     async def logs(self, job_id: str) -> list[str]:
@@ -314,7 +344,7 @@ class BullmqLedger:
         return [line.decode(errors="replace") for line in lines]
 
     async def log(self, job_id: str, line: str, *, keep: int = 0) -> int:
-        """Add a line to the job's log, keeping at most `keep` (0: all); how many there are then."""
+        """Add a line to the job's log, and keep at most `keep` (0: all); how many lines it has."""
         key = self._prefix + job_id
         if not await self._redis.call("EXISTS", key):
             raise NotFound(f"there is no job {job_id} to log to", contract=CONTRACT)
@@ -327,7 +357,7 @@ class BullmqLedger:
     async def jobs(
         self, *states: str, start: int = 0, end: int = -1, ascending: bool = False
     ) -> list[JobRecord]:
-        """The jobs of each state from place `start` to `end` (-1: the last), the newest first or
+        """The jobs of each state from rank `start` to `end` (-1: the last), the newest first or
         the next to run first; as BullMQ's `getJobs`."""
         unknown = set(states) - set(STATES)
         if unknown or not states:
@@ -339,54 +369,51 @@ class BullmqLedger:
     async def schedulers(self, *, start: int = 0, end: int = -1) -> list[SchedulerRecord]:
         """The schedulers, the next one due first."""
         repeat = self._prefix + "repeat"
-        (flat,) = await self._redis.pipeline([("ZRANGE", repeat, start, end, "WITHSCORES")])
-        if isinstance(flat, ServerError):  # of another type: upkeep puts it aside
-            return []
+        command = ("ZRANGE", repeat, start, end, "WITHSCORES")
+        flat = (await read_all(self._redis, [command]))[0] or ()
         named = {text_of(each): due for each, due in zip(flat[::2], flat[1::2], strict=True)}
         named.pop("", None)
-        hashes = await self._redis.pipeline([("HGETALL", f"{repeat}:{each}") for each in named])
+        hashes = await read_all(self._redis, [("HGETALL", f"{repeat}:{each}") for each in named])
         return [
-            _scheduler(each, number(due), fields)
-            for (each, due), fields in zip(named.items(), hashes, strict=True)
-            if not isinstance(fields, ServerError)
+            _scheduler(each, number(due), fields_of(flat))
+            for (each, due), flat in zip(named.items(), hashes, strict=True)
+            if flat is not None
         ]
 
     async def metrics(self, kind: str = "completed", *, start: int = 0, end: int = -1) -> Metrics:
-        """Finished jobs by the minute, where workers keep them (`metrics_minutes`)."""
+        """Finished jobs per minute, if workers count them (`metrics_minutes`)."""
         if kind not in ("completed", "failed"):
             raise UsageError(f"metrics are kept of completed and failed jobs, not of {kind!r}")
         key = f"{self._prefix}metrics:{kind}"
-        fields, points, length = await self._redis.pipeline(
+        fields, points, length = await read_all(
+            self._redis,
             [
                 ("HMGET", key, "count", "prevTS", "prevCount"),
                 ("LRANGE", f"{key}:data", start, end),
                 ("LLEN", f"{key}:data"),
-            ]
+            ],
         )
-        # A key of another type, which upkeep puts aside, counts as none.
-        fields = (b"", b"", b"") if isinstance(fields, ServerError) else fields
-        count, previous_ms, previous_count = (number(each or b"") for each in fields)
-        has_points = not isinstance(points, ServerError)
+        count, previous_ms, previous_count = (number(each) for each in fields or (b"",) * 3)
         return Metrics(
             count=count,
-            points=[number(each) for each in points] if has_points else [],
-            length=length if has_points else 0,
+            points=[number(each) for each in points or ()],
+            length=length or 0,
             previous_ms=previous_ms,
             previous_count=previous_count,
         )
 
     async def trim_events(self, length: int) -> int:
-        """Keep about so many of the newest events; how many went."""
+        """Keep about so many of the newest events; how many were removed."""
         return int(
             await self._redis.call("XTRIM", self._scripts.keys.events, "MAXLEN", "~", length)
         )
 
     async def remove_deduplication_key(self, deduplication_id: str) -> bool:
-        """Free a deduplication id for the next job that has it; False when it was free."""
+        """Free a deduplication id for the next job that has it; False if it was free."""
         return bool(await self._redis.call("DEL", f"{self._prefix}de:{deduplication_id}"))
 
     async def obliterate(self, *, force: bool = False) -> None:
-        """Pause the queue and take it away with all its jobs; running ones only by `force`."""
+        """Pause the queue and remove it with all its jobs; with `force` also those that run."""
         await self._scripts.run("pause", "pause")
         more = 1
         while more == 1:
@@ -400,7 +427,7 @@ class BullmqLedger:
                     await part(1, self._redis.call("UNLINK", *found))
 
     async def probe(self) -> None:
-        """Raise `StoreError` where the server takes no writes."""
+        """Raise `StoreError` if the server takes no writes."""
         await self._redis.call("SET", f"{self._prefix}tenure:probe", "", "PX", 1)
 
     async def close(self) -> None:
@@ -424,7 +451,7 @@ class BullmqLedger:
                 break
         return sent
 
-    async def _waited(self, job_id: bytes | None, now: int) -> int:
+    async def _waiting_ms(self, job_id: bytes | None, now: int) -> int:
         if not job_id:
             return 0
         key = self._prefix.encode() + job_id
@@ -438,27 +465,25 @@ def _connections(clients: bytes) -> Iterator[dict[str, str]]:
         yield dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
 
 
-def _scheduler(scheduler_id: str, next_ms: int, flat: Sequence[bytes]) -> SchedulerRecord:
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
-
-    def text(name: bytes) -> str:
+def _scheduler(scheduler_id: str, next_ms: int, fields: dict[str, bytes]) -> SchedulerRecord:
+    def text(name: str) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
-    def count(name: bytes) -> int:
-        return number(fields.get(name, b""))
+    def count(name: str) -> int:
+        return number(fields.get(name))
 
     return SchedulerRecord(
         scheduler_id=scheduler_id,
-        name=text(b"name"),
+        name=text("name"),
         next_ms=next_ms,
-        iterations=count(b"ic"),
-        every=count(b"every"),
-        offset=count(b"offset"),
-        pattern=text(b"pattern"),
-        tz=text(b"tz"),
-        limit=count(b"limit"),
-        start_ms=count(b"startDate"),
-        end_ms=count(b"endDate"),
-        data=json_or_text(fields.get(b"data")),
-        options=unpack_options(fields.get(b"opts", b"{}")),
+        iterations=count("ic"),
+        every=count("every"),
+        offset=count("offset"),
+        pattern=text("pattern"),
+        tz=text("tz"),
+        limit=count("limit"),
+        start_ms=count("startDate"),
+        end_ms=count("endDate"),
+        data=json_or_text(fields.get("data")),
+        options=unpack_options(fields.get("opts", b"{}")),
     )

@@ -1,4 +1,4 @@
-"""The options of a `bullmq+redis://` URL, the keys that follow from it, and a job's options."""
+"""The options of a `bullmq+redis://` URL, the keys of its queue, and the options of a job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tenure.core.errors import InvalidJob, UsageError
 from tenure.core.registry import check_least
 
 CONTRACT = "bullmq"
+URL_EXAMPLE = "bullmq+redis://host:6379/0?queue=name"
 
 
 class Keys(NamedTuple):
-    """The sixteen keys of every script, in the order in which the scripts name them."""
+    """The sixteen keys of every script, in the order of KEYS."""
 
     wait: str
     active: str
@@ -52,9 +53,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `lease_ms` is BullMQ's lockDuration, `stalled_max` its maxStalledCount (how often the lease of
     one job may run out before the job fails), `stalled_ms` its stalledInterval. `limit_max` jobs
     per `limit_ms` is the worker's rate limiter, `metrics_minutes` its metrics.maxDataPoints.
-    `keep_completed` and `keep_failed` say how many finished jobs are kept where a job names
-    nothing (-1: all), `keep_completed_s` and `keep_failed_s` for how long (0: for ever).
-    `max_depth` bounds unfinished jobs (0: no bound).
+    `keep_completed` and `keep_failed` say how many finished jobs are kept if a job's options do not
+    (-1: all), `keep_completed_s` and `keep_failed_s` for how long (0: for ever). `max_depth` limits
+    unfinished jobs (0: no limit).
     """
 
     queue: str = "jobs"
@@ -103,7 +104,7 @@ def keys(key_prefix: str) -> Keys:
 def client_name(options: Options, worker_id: str = "") -> str:
     """The connection name by which `queue.getWorkers()` and dashboards know a worker.
 
-    Redis takes no spaces in it; the queue's name is hidden in base64 for that reason.
+    Redis allows no spaces in it, so BullMQ encodes the queue's name in base64.
     """
     queue = base64.b64encode(options.queue.encode()).decode()
     name = "".join(c if c.isprintable() and c not in ' "' else "-" for c in worker_id)
@@ -112,14 +113,14 @@ def client_name(options: Options, worker_id: str = "") -> str:
 
 PRIORITY_MAX = 2_097_151
 
-# What a failed child does to its parent; a job has one of these at most.
+# What a failed child does to its parent; a job has at most one of these.
 PARENT_OPTIONS = {
     "removeDependencyOnFailure": "rdof",
     "failParentOnFailure": "fpof",
     "continueParentOnFailure": "cpof",
     "ignoreDependencyOnFailure": "idof",
 }
-# Long names users write, short names Redis holds.
+# The names that users write, and the short names in Redis.
 SHORT = {
     **PARENT_OPTIONS,
     "keepLogs": "kl",
@@ -141,9 +142,9 @@ _KNOWN = frozenset(
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """How many finished jobs to keep: None means no bound, a count of 0 removes the job itself.
+    """How many finished jobs to keep: None means no limit, a count of 0 removes the job itself.
 
-    `limit` bounds how many that are too old one settle removes.
+    `limit` is how many jobs that are too old one settle removes.
     """
 
     count: int | None = None
@@ -165,7 +166,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def long_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under BullMQ's long names, from those or Python's spelling; unknown ones raise."""
+    """Options under BullMQ's long names, from those or snake_case; raises for unknown ones."""
     out: dict[str, Any] = {}
     for name, value in options.items():
         long = _UNDERSCORE.sub(lambda found: found[1].upper(), name) if "_" in name else name
@@ -213,9 +214,9 @@ def unpack_options(raw: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1_000)
 def read_options(raw: bytes) -> JobOptions:
-    """What a worker needs of `opts`. JSON that no client would have written reads as none.
+    """What a worker needs of `opts`; the defaults if it is not a JSON object.
 
-    Options repeat from job to job, so what was read is cached.
+    Many jobs have the same options, so the results are cached.
     """
     try:
         given = msgspec.json.decode(raw)
@@ -236,7 +237,7 @@ def read_options(raw: bytes) -> JobOptions:
 
 
 def _keep(given: Any) -> Keep | None:
-    """`removeOnComplete` and `removeOnFail` in their four forms; None where nothing is said."""
+    """`removeOnComplete` and `removeOnFail` in their four forms; None if not given."""
     if given is True:
         return Keep(count=0)
     if isinstance(given, bool) or given is None:
@@ -244,13 +245,13 @@ def _keep(given: Any) -> Keep | None:
     if isinstance(given, int | float):
         return Keep(count=_whole(given)) if given >= 0 else Keep()
     if isinstance(given, dict):
-        count, age, limit = (_whole(given.get(word)) for word in ("count", "age", "limit"))
+        count, age, limit = (_whole(given.get(name)) for name in ("count", "age", "limit"))
         return Keep(count, age, limit)
     return None
 
 
 def backoff_ms(backoff: Any, attempts_made: int, chance: float | None = None) -> int:
-    """How long to wait before the next attempt, `attempts_made` of them having failed.
+    """How long to wait before the next attempt, after `attempts_made` have failed.
 
     >>> backoff_ms({"type": "exponential", "delay": 1000}, 3)
     4000
@@ -280,7 +281,7 @@ def stack_of(earlier: bytes, entry: str, limit: int | None) -> bytes:
     stack = [*stack, entry] if isinstance(stack, list) else [entry]
     if limit is not None:
         stack = stack[-limit:] if limit > 0 else []
-    # Lua's cjson and JavaScript take raw UTF-8; lone surrogates would not encode.
+    # Not ASCII, as in Node; lone surrogates cannot be encoded and are replaced.
     return json.dumps(stack, ensure_ascii=False).encode(errors="replace")
 
 

@@ -1,10 +1,10 @@
-"""The producing side, as a BullMQ user knows it: add, add_bulk, flows, schedulers, rate limit.
+"""The producer, as BullMQ users know it: add, add_bulk, flows, schedulers, rate limit.
 
     producer = open_producer("bullmq+redis://localhost:6379/0?queue=mail")
     job_id = await producer.add("welcome", {"to": "ada"}, attempts=3, backoff=1000)
 
-Options are BullMQ's, by their own names or in Python's spelling. An add whose answer is lost is
-sent again under the same request id, so that it is stored once.
+Options have BullMQ's names, or the same in snake_case. An add whose reply is lost is sent again
+under the same request id, so that the job is stored once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tenure.contracts.bullmq.options import (
     PARENT_OPTIONS,
     PRIORITY_MAX,
     SHORT,
+    URL_EXAMPLE,
     Options,
     keys,
     long_names,
@@ -29,7 +30,7 @@ from tenure.contracts.bullmq.options import (
 from tenure.contracts.bullmq.records import QueueEvents
 from tenure.contracts.bullmq.schedulers import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
-from tenure.contracts.bullmq.scripts import BATCH_MAX, SCRIPTS, Scripts
+from tenure.contracts.bullmq.scripts import SCRIPTS, Scripts
 from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from tenure.core.job import (
@@ -45,15 +46,14 @@ from tenure.core.job import (
 from tenure.core.portable import check_job_options
 from tenure.core.registry import parse_url
 from tenure.store.redis import Arg, Redis
-from tenure.store.resend import part, resend
+from tenure.store.redis_queue import in_batches, open_redis
+from tenure.store.resend import resend
 
 _EXACT_MAX = 2**53
 _TRIES_MAX = 5
 _PATIENCE_S = 10.0
 _FOREVER = 9_007_199_254_740_991
-_DEDUP_MODES = (
-    *(("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive"), ("s", "reschedule")),
-)
+_DEDUP_MODES = (("e", "extend"), ("r", "replace"), ("k", "keepLastIfActive"), ("s", "reschedule"))
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +79,14 @@ class Producer:
         self._scheduler = Scheduler(redis, self._scripts)
 
     async def add(self, name: str, data: Any = None, **options: Any) -> str:
-        """Store one job; returns its id, or the id of the job it duplicates."""
+        """Store one job; returns its id, or the id of the job that it duplicates."""
         (job_id,) = await self.add_bulk([(name, data, options)])
         return job_id
 
     async def add_bulk(self, jobs: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[str]:
         """Store many jobs; each batch of five hundred is stored whole or not at all."""
         rows = [self._row(name, data, options) for name, data, options in jobs]
-        ids: list[str] = []
-        for start in range(0, len(rows), BATCH_MAX):
-            ids += await part(start, self._send(rows[start : start + BATCH_MAX]))
-        return ids
+        return await in_batches(rows, self._send)
 
     async def add_flow(self, flow: Flow) -> str:
         """Store a tree of jobs in one transaction; the root runs when its children are done."""
@@ -115,10 +112,12 @@ class Producer:
         options: Mapping[str, Any] | None = None,
         **repeat: Any,
     ) -> str:
-        """Make jobs `every` so many ms or by a cron `pattern`; further options: tz, limit, offset,
-        startDate, endDate. Returns the id of the next job."""
+        """Make a job `every` so many ms or by a cron `pattern`; returns the id of the next one.
+
+        Further options: tz, limit, offset, startDate, endDate.
+        """
         given = long_names(options or {})
-        packed = {SHORT.get(word, word): value for word, value in given.items()}
+        packed = {SHORT.get(key, key): value for key, value in given.items()}
         return await self._scheduler.upsert(
             scheduler_id,
             {"every": every, "pattern": pattern, **repeat},
@@ -128,18 +127,20 @@ class Producer:
         )
 
     async def remove_scheduler(self, scheduler_id: str) -> bool:
-        """Stop a scheduler; False when there is none."""
+        """Remove a scheduler; False if there is none."""
         return await self._scheduler.remove(scheduler_id)
 
     async def rate_limit(self, for_ms: int) -> None:
-        """Hand out no job of a rate limited queue for so long; a handler that was told to slow down
-        calls this and raises `Snooze(0)`."""
+        """Start no job of a rate limited queue for so long.
+
+        A handler that another service asked to slow down calls this and raises `Snooze(0)`.
+        """
         await self._redis.call("SET", self._scripts.keys.limiter, _FOREVER, "PX", for_ms)
 
     async def limit(
         self, *, concurrency: int | None = None, rate: tuple[int, int] | None = None
     ) -> None:
-        """Bound all workers of the queue together; None takes a bound away. `rate`: (jobs, ms)."""
+        """Limit all workers of the queue together; None removes a limit. `rate`: (jobs, ms)."""
         meta = self._scripts.keys.meta
         commands: list[tuple[Arg, ...]] = [("HDEL", meta, "concurrency", "max", "duration")]
         if concurrency is not None:
@@ -221,18 +222,16 @@ class Producer:
 
 def open_producer(url: str, *, schema: Mapping[str, Any] | None = None) -> Producer:
     """A producer for the queue behind a URL; connects on first use."""
-    options, store = parse_url(url).read(Options)
-    return Producer(Redis(store, name="tenure"), options, schema=schema)
+    return Producer(*open_redis(parse_url(url), Options, URL_EXAMPLE), schema=schema)
 
 
 def open_events(url: str) -> QueueEvents:
     """The events of the queue behind a URL; connects on first use."""
-    options, store = parse_url(url).read(Options)
-    return QueueEvents(Redis(store, name="tenure"), options)
+    return QueueEvents(*open_redis(parse_url(url), Options, URL_EXAMPLE))
 
 
 def _accepted(status: bytes, job_id: bytes) -> str:
-    """BullMQ answers a duplicate with the job that is there, whatever it holds."""
+    """The id of the job; for a duplicate, as in BullMQ, the id of the job that is there."""
     if status == b"full":
         raise QueueFull("the queue is at its limit", contract=CONTRACT)
     if status == b"orphan":
@@ -243,32 +242,34 @@ def _accepted(status: bytes, job_id: bytes) -> str:
 
 
 def submit_args(job: NewJob) -> tuple[Arg, ...]:
-    """The eighteen arguments of one job, in the order of add-16.lua; raises `InvalidJob`."""
+    """The arguments of one job, in the order of add-16.lua; raises `InvalidJob`."""
     _check_job(job)
     payload_h = short_hash(job.payload)
     key = scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else ""
-    same = request_hash(job.task, payload_h, job.requester, job.max_attempts) if key else ""
+    request_h = request_hash(job.task, payload_h, job.requester, job.max_attempts) if key else ""
     attempts = job.max_attempts or 0
     if job.options or job.trace:
-        given = long_names(job.options)
-        return _args_with_options(job, given, attempts, key, same, payload_h)
+        given = _merged_options(job, attempts)
+        return _full_args(
+            job.task, job.payload, given, key=key, request_h=request_h, payload_h=payload_h
+        )
     packed = _plain_options(attempts, job.delay_ms, job.priority)
     return (
-        job.job_id, job.task, job.payload, packed, "", job.delay_ms, job.priority, "", "", "", "",
-        "", "", "", key, same, attempts, payload_h,
+        job.job_id, job.task, job.payload, packed, "", job.delay_ms, job.priority, attempts,
+        payload_h, key, request_h, "",
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1_000)
 def _plain_options(attempts: int, delay_ms: int, priority: int) -> bytes:
-    """The options of most jobs, which repeat."""
+    """The JSON of `opts` for most jobs."""
     given = {"attempts": attempts, "delay": delay_ms, "priority": priority}
     return pack_options({k: v for k, v in given.items() if v or k == "attempts"})
 
 
-def _args_with_options(
-    job: NewJob, given: dict[str, Any], attempts: int, key: str, same: str, payload_h: str
-) -> tuple[Arg, ...]:
+def _merged_options(job: NewJob, attempts: int) -> dict[str, Any]:
+    """The job's own BullMQ options, with those that the seam has fields for."""
+    given = long_names(job.options)
     if attempts:
         given["attempts"] = attempts
     if job.priority:
@@ -282,7 +283,7 @@ def _args_with_options(
     if job_id:
         given["jobId"] = job_id
         _check_id(job_id)
-    return _full_args(job.task, job.payload, given, key=key, same=same, payload_h=payload_h)
+    return given
 
 
 def _full_args(
@@ -291,7 +292,7 @@ def _full_args(
     given: Mapping[str, Any],
     *,
     key: str = "",
-    same: str = "",
+    request_h: str = "",
     payload_h: str = "",
     waits_children: bool = False,
 ) -> tuple[Arg, ...]:
@@ -302,8 +303,11 @@ def _full_args(
         raise InvalidJob(f"sizeLimit {size_limit!r}: a number of bytes")
     if size_limit and len(data) > size_limit:
         raise InvalidJob(f"The size of job {name} exceeds the limit {size_limit} bytes")
-    parent_key, parent = _parent(given)
-    dedup_id, dedup_ttl, dedup_mode = _dedup(given)
+    extra = _parent(given) | _dedup(given)
+    if given.get("lifo") is True:
+        extra["lifo"] = True
+    if waits_children:
+        extra["waits_children"] = True
     return (
         str(given.get("jobId") or ""),
         name,
@@ -312,31 +316,25 @@ def _full_args(
         given.get("timestamp") or "",
         int(given.get("delay") or 0),
         int(given.get("priority") or 0),
-        "1" if given.get("lifo") is True else "",
-        parent_key,
-        parent,
-        dedup_id,
-        dedup_ttl,
-        dedup_mode,
-        "1" if waits_children else "",
-        key,
-        same,
         int(given.get("attempts") or 0),
         payload_h or short_hash(data),
+        key,
+        request_h,
+        msgspec.json.encode(extra) if extra else "",
     )
 
 
 def submit_answer(reply: Sequence[bytes], options: Options) -> Submitted:
-    """What the script's reply for one job means on the seam."""
+    """The script's reply for one job, as the seam has it."""
     status, job_id = reply
     if status == b"orphan":
         return Submitted("", "invalid", "the parent it names does not exist")
-    word = "replayed" if status == b"deduplicated" else status.decode()
-    return submitted(word, job_id.decode(), depth_max=options.max_depth)
+    outcome = "replayed" if status == b"deduplicated" else status.decode()
+    return submitted(outcome, job_id.decode(), depth_max=options.max_depth)
 
 
 def _check_id(job_id: str) -> None:
-    """Refuse ids that BullMQ's clients refuse, or take for something else."""
+    """Refuse ids that BullMQ's clients refuse or misread."""
     if job_id.isdecimal():
         raise InvalidJob(f"job id {job_id!r}: an id of one's own is not a whole number in BullMQ")
     if ":" in job_id and len(job_id.split(":")) != 3:
@@ -361,7 +359,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
     ttl = dedup.get("ttl") if isinstance(dedup, Mapping) else None
     if ttl is not None and not (_is_number(ttl) and 0 <= ttl < _EXACT_MAX):
         raise InvalidJob(f"deduplication ttl {ttl!r}: milliseconds, not negative")
-    if dedup is not None and not _dedup(given)[0]:
+    if dedup is not None and not _dedup(given):
         raise InvalidJob("deduplication needs an id, as in {'id': 'order-17', 'ttl': 5000}")
     exclusive = [n for n in (*PARENT_OPTIONS, *PARENT_OPTIONS.values()) if given.get(n)]
     if len(exclusive) > 1:
@@ -385,20 +383,24 @@ def _check_job(job: NewJob) -> None:
         _check_id(job.job_id)
 
 
-def _parent(given: Mapping[str, Any]) -> tuple[str, bytes | str]:
+def _parent(given: Mapping[str, Any]) -> dict[str, Any]:
     parent = given.get("parent")
     if not parent:
-        return "", ""
+        return {}
     stored: dict[str, Any] = {"id": parent["id"], "queueKey": parent["queue"]}
     for long, short in PARENT_OPTIONS.items():
         if given.get(long) or given.get(short):
             stored[short] = True
-    return f"{parent['queue']}:{parent['id']}", msgspec.json.encode(stored)
+    return {
+        "parent_key": f"{parent['queue']}:{parent['id']}",
+        "parent": msgspec.json.encode(stored).decode(),
+    }
 
 
-def _dedup(given: Mapping[str, Any]) -> tuple[str, int, str]:
-    given_dedup = given.get("deduplication") or given.get("de")
-    if not isinstance(given_dedup, Mapping):
-        return "", 0, ""
-    mode = "".join(letter for letter, option in _DEDUP_MODES if given_dedup.get(option))
-    return str(given_dedup.get("id") or ""), int(given_dedup.get("ttl") or 0), mode
+def _dedup(given: Mapping[str, Any]) -> dict[str, Any]:
+    dedup = given.get("deduplication") or given.get("de")
+    if not isinstance(dedup, Mapping) or not dedup.get("id"):
+        return {}
+    mode = "".join(letter for letter, option in _DEDUP_MODES if dedup.get(option))
+    ttl = int(dedup.get("ttl") or 0)
+    return {"deid": str(dedup["id"]), "dedup_ttl": ttl, "dedup_mode": mode}

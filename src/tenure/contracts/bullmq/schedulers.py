@@ -1,10 +1,9 @@
-"""Job schedulers: a template that makes one job after the other, by an interval or a cron pattern.
+"""Job schedulers: a template from which jobs are made, by an interval or a cron pattern.
 
-There is no clock process. The job that a scheduler made leads to the next one when a worker picks
-it up, whichever worker that is; so a Python worker must do as a Node worker would. The libraries
-cronsim and croniter do not: of 444 random patterns that Node's cron-parser takes they refuse or
-misread nine in ten (`H`, one to four fields, `*#2`), and they move a time that a clock change skips
-to the end of the gap.
+There is no clock process. When a worker picks up the job of a scheduler, it stores the next one. A
+Python worker must compute the same time as a Node worker. The libraries cronsim and croniter do
+not: of 444 random patterns that Node's cron-parser accepts they refuse or misread nine in ten (`H`,
+one to four fields, `*#2`), and they move a time that a clock change skips to the end of the gap.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from tenure.store.redis import Arg, Redis
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
 
-class Picked(msgspec.Struct, frozen=True):
-    """A job that a scheduler made, as it was picked up."""
+class PickedJob(msgspec.Struct, frozen=True):
+    """A job of a scheduler that was just picked up."""
 
     job_id: str
     name: bytes
@@ -44,10 +43,10 @@ class Scheduler:
         self._redis = redis
         self._scripts = scripts
 
-    async def follow(self, scheduler_id: str, job: Picked) -> str:
-        """Make the job after `job`, which was just picked up; "" when there is none to make.
+    async def follow(self, scheduler_id: str, job: PickedJob) -> str:
+        """Store the job after `job` and return its id; "" if there is no next job.
 
-        Raises `UsageError` when the next run cannot be computed here.
+        Raises `UsageError` if the next run cannot be computed here.
         """
         options = msgspec.json.decode(job.opts)
         repeat = options.get("repeat") if isinstance(options, dict) else None
@@ -69,7 +68,7 @@ class Scheduler:
                 return ""
             next_ms = str(at_ms)
         elif scheduler_id.count(":") > 3 and not job.job_id.startswith(stem):
-            # As BullMQ up to 3 kept them: on the grid of the clock.
+            # A repeatable job as BullMQ up to 3 has it: multiples of the interval.
             every = max(1, _int(repeat.get("every")))
             next_ms = str(after // every * every + every)
         if not job.job_id.startswith(stem):
@@ -95,7 +94,7 @@ class Scheduler:
         data: bytes,
         opts: bytes,
     ) -> str:
-        """Set a scheduler up, or change it; returns the id of its next job."""
+        """Set up a scheduler, or change it; returns the id of its next job."""
         if bool(repeat.get("every")) == bool(repeat.get("pattern")):
             raise UsageError("a scheduler has either `every` (ms) or `pattern` (cron)")
         if repeat.get("immediately") and repeat.get("startDate"):
@@ -114,7 +113,7 @@ class Scheduler:
         return await self._run("upsert", scheduler_id, next_ms, {**kept, "count": 1}, name, *rest)
 
     async def remove(self, scheduler_id: str) -> bool:
-        """Take a scheduler away; a job of it that waits already still runs."""
+        """Remove a scheduler; False if there is none. A job of it that waits already still runs."""
         return bool(await self._run("remove", scheduler_id, "", {}, ""))
 
     async def _run(
@@ -126,7 +125,7 @@ class Scheduler:
 
 
 def _next_run(pattern: str, repeat: Mapping[str, Any], after_ms: int) -> int:
-    """The next time of a pattern, by the options that BullMQ hands to its cron parser."""
+    """The next time of a pattern, by the options that BullMQ passes to its cron parser."""
     if repeat.get("startDate"):
         after_ms = max(after_ms, _ms(repeat["startDate"]))
     tz = "UTC" if repeat.get("utc") is True else str(repeat.get("tz") or "")
@@ -134,7 +133,7 @@ def _next_run(pattern: str, repeat: Mapping[str, Any], after_ms: int) -> int:
 
 
 def _int(value: Any) -> int:
-    """A count in the options of another program; 0 for what is none."""
+    """A count in the options of another program; 0 if it is not a number."""
     try:
         return int(value or 0)
     except (TypeError, ValueError, OverflowError):
@@ -142,7 +141,7 @@ def _int(value: Any) -> int:
 
 
 def _ms(moment: Any) -> int:
-    """A date as BullMQ takes it: milliseconds, or an ISO text."""
+    """A date as BullMQ takes it: milliseconds or an ISO text."""
     try:
         if isinstance(moment, int | float):
             return int(moment)
@@ -151,9 +150,9 @@ def _ms(moment: Any) -> int:
         raise UsageError(f"{moment!r} is no date; write milliseconds or an ISO text") from None
 
 
-# Cron patterns, as cron-parser reads them.
+# -- cron patterns, as cron-parser reads them ----------------------------------------------------
 
-_STEPS_MAX = 10_000  # where cron-parser gives up as well
+_STEPS_MAX = 10_000  # as in cron-parser
 _LENGTH_MAX = 1_024
 _HOUR_MS = 3_600_000
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
@@ -186,7 +185,7 @@ Offset = Callable[[int], int]
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """The values that each field of a pattern allows. `nth` counts a weekday within its month."""
+    """The values that each field of a pattern allows; `nth` is for a weekday of the month."""
 
     seconds: list[int]
     minutes: list[int]
@@ -201,7 +200,7 @@ class Pattern(msgspec.Struct, frozen=True):
     nth: int
 
     def fits(self, date: datetime) -> bool:
-        """Whether a date of a month that fits is one of the pattern's days."""
+        """Whether a date is one of the pattern's days, if its month is one of the months."""
         day, last = date.day, calendar.monthrange(date.year, date.month)[1]
         weekday = date.isoweekday() % 7
         by_month = day in self.days or (self.last_day and day == last)
@@ -216,12 +215,12 @@ class Pattern(msgspec.Struct, frozen=True):
 def parse(text: str, *, seed: str = "") -> Pattern:
     """Read a pattern of one to six fields; raises `UsageError` that names what is wrong.
 
-    Five fields begin with the minute, six with the second; missing ones are `0` for the second and
-    `*` for the rest. Fields take `*`, `?`, lists, ranges, steps, names and `H` (a value by chance,
-    or by `seed`); the day of the month takes `L` (the last one), the day of the week `5L` (the last
-    Friday) and `2#1` (the first Tuesday). When both day fields are restricted, a day that fits
-    either counts. Where cron-parser 4 (BullMQ 5) and 5 (BullMQ 6) differ, 5 rules; what only 4
-    accepts, such as a value that is listed twice, is read as well.
+    Five fields begin with the minute, six with the second. Missing fields are `0` for the second
+    and `*` for the others. Fields take `*`, `?`, lists, ranges, steps, names and `H` (a random
+    value, or one by `seed`). The day of the month takes `L` (the last one), the day of the week
+    `5L` (the last Friday) and `2#1` (the first Tuesday). If both day fields are restricted, a day
+    that fits one of them counts. Where cron-parser 4 (BullMQ 5) and 5 (BullMQ 6) differ, this
+    follows 5; patterns that only 4 accepts, such as a value listed twice, are read too.
     """
     if len(text) > _LENGTH_MAX:
         raise UsageError(f"a cron pattern has at most {_LENGTH_MAX} characters, not {len(text)}")
@@ -234,7 +233,7 @@ def parse(text: str, *, seed: str = "") -> Pattern:
     try:
         if nth and (not nth.isdecimal() or not 1 <= int(nth) <= 5 or re.search("[,/-]", weekday)):
             raise ValueError(weekday)
-        # Each field takes one chance, in the order in which cron-parser draws them.
+        # Each field takes one random number, in the order in which cron-parser draws them.
         seconds, minutes, hours = (
             sorted(_numbers(_values(field, 0, most, chance())))
             for field, most in ((second, 59), (minute, 59), (hour, 23))
@@ -266,7 +265,7 @@ def _numbers(values: list[int | str]) -> set[int]:
 
 
 def _numbered(field: str) -> str:
-    """The field with the names of days and months as numbers."""
+    """The field with numbers for the names of days and months."""
 
     def number(found: re.Match[str]) -> str:
         name = found[0].lower()
@@ -303,7 +302,7 @@ def _values(
 
 
 def _hashed(found: re.Match[str], least: int, most: int, chance: float) -> str:
-    """What `H`, `H(low-high)` or either with a step stands for."""
+    """The values of `H`, `H(low-high)` or either with a step."""
     low, high, step = found[1], found[2], found[3]
     if low and int(low) > int(high):
         raise ValueError(found[0])
@@ -320,7 +319,7 @@ def _hashed(found: re.Match[str], least: int, most: int, chance: float) -> str:
 
 
 def _seeded(seed: str) -> Callable[[], float]:
-    """cron-parser's chances: mulberry32 over an FNV-1a hash of the seed's UTF-16 units."""
+    """cron-parser's random numbers: mulberry32 over an FNV-1a hash of the seed in UTF-16."""
     state = 2_166_136_261
     units = seed.encode("utf-16-le", "surrogatepass")
     for low, high in zip(units[::2], units[1::2], strict=True):
@@ -337,11 +336,11 @@ def _seeded(seed: str) -> Callable[[], float]:
 
 
 def next_after(text: str, after_ms: int, tz: str = "", *, seed: str = "") -> int:
-    """The first moment of the pattern after `after_ms`, in ms. Without `tz` the local time of this
-    process counts, as in Node.
+    """The first time of the pattern after `after_ms`, in ms.
 
-    A time that a clock change skips happens in the hour that follows; one that is repeated happens
-    once, unless the pattern has every hour.
+    Without `tz` the local time of this process counts, as in Node. A time that a clock change skips
+    happens in the following hour. A time that a clock change repeats happens once, unless the
+    pattern has every hour.
 
     >>> next_after("0 0 3 * * *", 1794790393461, "Europe/Berlin")
     1794794400000
@@ -363,34 +362,34 @@ def next_after(text: str, after_ms: int, tz: str = "", *, seed: str = "") -> int
         else:
             entry = "hour" if fits and 23 in pattern.hours else "jump"
         day += timedelta(days=1)
-    raise UsageError(f"cron pattern {text!r} has no moment after {after_ms} that could be found")
+    raise UsageError(f"cron pattern {text!r} has no time after {after_ms}")
 
 
 _Entry = Literal["inside", "hour", "jump", "midnight"]
-"""How cron-parser comes to a day, which matters where the clock changes at midnight: it starts
-inside it, steps into it by the hour, jumps to it from another time of the day, or goes from
-midnight to midnight."""
+"""How cron-parser reaches a day: it starts inside the day, steps into it by the hour, jumps to it
+from another time of day, or goes from midnight to midnight. It matters if the clock changes at
+midnight."""
 
 
 def _first_in(
     pattern: Pattern, day: datetime, offset: Offset, after_ms: int, entry: _Entry
 ) -> int | None:
-    """The pattern's first moment of a day after `after_ms`."""
+    """The first time of the pattern on a day after `after_ms`."""
     wall = (day - _EPOCH) // timedelta(milliseconds=1)
-    # No place is further from UTC than 14 hours.
+    # No time zone is further from UTC than 14 hours.
     before, later = offset(wall - 14 * _HOUR_MS - 1), offset(wall + 36 * _HOUR_MS)
     if before == later:
         starts = (wall + hour * _HOUR_MS - before for hour in pattern.hours)
         times = (at for start in starts for at in _in_hour(pattern, start, after_ms))
         return next(times, None)
     if entry == "jump" and offset(wall - later) == later:
-        after_ms = max(after_ms, wall - later - 1)  # of two midnights the second is taken
+        after_ms = max(after_ms, wall - later - 1)  # the second of two midnights
     every_hour = len(pattern.hours) == 24
     skipped, begun = False, False
     for hour in range(24):
         starts_by = {each: wall + hour * _HOUR_MS - each for each in (before, later)}
         ends = [(start + edge, each) for each, start in starts_by.items() for edge in _EDGES]
-        if not any(offset(at) == each for at, each in ends):  # the clock leaves this hour out
+        if not any(offset(at) == each for at, each in ends):  # the clock skips this hour
             skipped = skipped or (hour in pattern.hours and (begun or entry == "hour"))
             continue
         begun = True
@@ -410,7 +409,7 @@ _EDGES = (0, _HOUR_MS - 1)
 
 
 def _in_hour(pattern: Pattern, start: int, after_ms: int) -> Iterator[int]:
-    """The pattern's moments after `after_ms` within the hour that begins at `start`."""
+    """The times of the pattern after `after_ms` in the hour that begins at `start`."""
     if start + _HOUR_MS > after_ms:
         for minute in pattern.minutes:
             at = start + minute * 60_000
@@ -432,7 +431,7 @@ def zone_offset(tz: str) -> Offset:
     if fixed := _FIXED.fullmatch(tz):
         minutes = int(fixed[1]) * 60 + int(f"{fixed[1][0]}{fixed[2] or 0}")
         return lambda at_ms: minutes * 60_000
-    # Needed for schedules alone.
+    # Slow to import; only schedules need it.
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
     try:

@@ -1,4 +1,4 @@
-"""Checks a payload against a JSON schema before it is sent: the part of it that payloads use."""
+"""Checks a payload against a JSON schema before it is sent (B-45); a subset of JSON Schema."""
 
 from __future__ import annotations
 
@@ -56,35 +56,35 @@ VIDEO_GENERATION: Mapping[str, Any] = {
 
 
 def check(value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise `InvalidJob` that lists everything wrong with the payload, each with its place."""
+    """Raise `InvalidJob` with everything that is wrong with the payload, and where."""
     problems = list(_problems(value, schema, "payload"))
     if problems:
         raise InvalidJob("; ".join(problems))
 
 
 def _problems(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
-    wanted = schema.get("type", [])
-    names: list[str] = [wanted] if isinstance(wanted, str) else wanted
+    types = schema.get("type", [])
+    names: list[str] = [types] if isinstance(types, str) else types
     if names and not any(_is(value, name) for name in names):
-        types = " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
-        yield f"{place} must be {types}, not {_shown(value)}"
+        expected = " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
+        yield f"{place} must be {expected}, not {_shown(value)}"
         return
     if "enum" in schema and value not in schema["enum"]:
         yield f"{place} must be one of {schema['enum']}, not {_shown(value)}"
     if _is(value, "number"):
-        yield from _of_number(value, schema, place)
+        yield from _number_problems(value, schema, place)
     elif isinstance(value, str):
-        yield from _of_text(value, schema, place)
+        yield from _text_problems(value, schema, place)
     elif isinstance(value, list | tuple):
         if len(value) < schema.get("minItems", 0):
             yield f"{place} must have at least {schema['minItems']} items"
         for at, item in enumerate(value):
             yield from _problems(item, schema.get("items", {}), f"{place}[{at}]")
     elif isinstance(value, dict):
-        yield from _of_object(value, schema, place)
+        yield from _object_problems(value, schema, place)
 
 
-def _of_number(value: float, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+def _number_problems(value: float, schema: Mapping[str, Any], place: str) -> Iterator[str]:
     if value < schema.get("minimum", value):
         yield f"{place} must be at least {schema['minimum']}, not {value}"
     if value > schema.get("maximum", value):
@@ -93,7 +93,7 @@ def _of_number(value: float, schema: Mapping[str, Any], place: str) -> Iterator[
         yield f"{place} must be more than {schema['exclusiveMinimum']}, not {value}"
 
 
-def _of_text(value: str, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+def _text_problems(value: str, schema: Mapping[str, Any], place: str) -> Iterator[str]:
     if len(value) < schema.get("minLength", 0):
         yield f"{place} must have at least {schema['minLength']} characters"
     pattern = _FORMATS.get(schema.get("format", ""))
@@ -101,7 +101,7 @@ def _of_text(value: str, schema: Mapping[str, Any], place: str) -> Iterator[str]
         yield f"{place} must be a {schema['format']}, not {_shown(value)}"
 
 
-def _of_object(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
+def _object_problems(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
     known = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:

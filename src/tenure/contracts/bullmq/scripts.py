@@ -1,4 +1,4 @@
-"""The Lua scripts, called with the queue's sixteen keys; keys of another type are put aside."""
+"""Calls the Lua scripts with the queue's sixteen keys, and repairs keys of another type."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 from tenure.contracts.bullmq.options import Options, keys
 from tenure.core.errors import ServerError
-from tenure.core.seam import Quarantined
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import BATCH_MAX, Quarantine, in_batches
 from tenure.store.resend import part
 from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.bullmq")
-BATCH_MAX = 500
-"""How many jobs one script handles at most, so that it stays short for everybody else."""
 # What Redis says of a key that holds something else than the script expects.
 _MENDABLE = ("WRONGTYPE", "not an integer", "would overflow")
-_NOTED_MAX = 1_000
 _RESTORE_PAGES_MAX = 2_000  # at most two million keys of the server are looked at
 
 
 class Scripts:
-    """The scripts on one queue."""
+    """The scripts of one queue. `quarantine` has the records that they set aside."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
+        self.keys = keys(options.key_prefix)
+        self.quarantine = Quarantine()
         self._redis = redis
         self._prefix = options.key_prefix
-        self.keys = keys(options.key_prefix)
-        self.quarantined: list[Quarantined] = []
 
     async def run(self, name: str, *args: Arg) -> Any:
-        """Run `lua/<name>-16.lua`. A script that meets a key of another type raises before it
-        depends on it; the key is then put aside by `mend-16.lua`, and the script runs again."""
+        """Run `lua/<name>-16.lua`.
+
+        A script that meets a key of another type raises before it writes. Then `mend-16.lua`
+        renames the key, and the script runs again.
+        """
         try:
             return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
         except ServerError as error:
@@ -44,29 +44,26 @@ class Scripts:
         self, name: str, head: Sequence[Arg], rows: Sequence[Sequence[Arg]]
     ) -> list[Any]:
         """Run a script that takes rows of arguments, in batches; a reply for each row."""
-        replies: list[Any] = []
-        for start in range(0, len(rows), BATCH_MAX):
-            args = chain.from_iterable(rows[start : start + BATCH_MAX])
-            replies += await part(start, self.run(name, *head, *args))
-        return replies
+        return await in_batches(
+            rows, lambda batch: self.run(name, *head, *chain.from_iterable(batch))
+        )
 
     async def mend(self, error: ServerError) -> None:
-        """Put aside what made the store answer so; raises the error again if that is not it."""
+        """Repair the keys that caused the error; raise it again if it has another cause."""
         if not any(words in str(error) for words in _MENDABLE):
             raise error
         self.note(await self._redis.run(SCRIPTS["mend"], self.keys, (self._prefix,)))
 
     def note(self, rows: Any) -> None:
         """Remember what a script set aside, for the worker's log and metrics."""
-        self.quarantined += [
-            Quarantined(job_id.decode(errors="replace"), reason.decode(errors="replace"))
-            for job_id, reason in rows
-        ]
-        del self.quarantined[:-_NOTED_MAX]
+        for job_id, reason in rows:
+            self.quarantine.add(job_id, reason)
 
     async def restore(self) -> None:
-        """Put jobs back that are in no list because a key of the queue was overwritten. They are
-        found by their hashes; their order is lost."""
+        """Put back jobs that are in no list because a key of the queue was overwritten.
+
+        They are found by their hashes; their order is lost.
+        """
         start, pages = len(self._prefix.encode()), 0
         async for found in self.scan("*", "TYPE", "hash"):
             ids = [key[start:] for key in found]

@@ -1,12 +1,11 @@
 """Sealed credentials of jobs and webhook secrets of requesters.
 
-The vault is a package with dependencies of its own, so it is imported when it is needed.
+The vault needs a cryptography package, so it is imported when it is used.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ _Columns = tuple[bytes, bytes, str, int]
 
 
 class SealedColumns:
-    """The credential columns of jobs; what is sealed stays sealed here."""
+    """The credential columns of jobs, which are not opened here."""
 
     def __init__(self, engine: Engine, table: str = INBOX) -> None:
         self._engine = engine
@@ -55,13 +54,13 @@ class SealedColumns:
             **_named(columns),
         )
         if not rows[0]["changed"]:
-            await self.read(lease)  # raises if the lease was lost and not the version changed
+            await self.read(lease)  # raises if it was not the version that changed but the lease
         return bool(rows[0]["changed"])
 
     async def put(
         self, job_id: str, requester_id: str, seen_version: int, columns: _Columns
     ) -> bool:
-        """The same for the requester of an unfinished job, who holds no lease."""
+        """The same for the requester of an unfinished job, without a lease."""
         rows = await self._engine.run(
             self._table,
             "creds_put",
@@ -77,20 +76,20 @@ class SealedColumns:
         await self._engine.run(self._table, "creds_keep", queue=queue, kept=kept)
 
     async def count_refresh(self, lease: Lease) -> int:
-        """Count a refresh of the job whose lease is held; the sum."""
+        """Count a refresh for the holder of the lease; returns the count."""
         rows = await self._engine.run(self._table, "creds_count", **_proof(lease))
         if not rows:
             raise LeaseLost(lease.job_id)
         return int(rows[0]["refreshes"])
 
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[Row]:
-        """Wrapped keys under another key than this one, by job id."""
+        """Data keys that are wrapped by another key than this one, by job id."""
         return await self._engine.run(
             self._table, "creds_page", kek_id=not_under, after=after, count=limit
         )
 
     async def swap(self, rows: Sequence[tuple[str, int, str, bytes, str, bytes]]) -> int:
-        """Move wrapped keys where version, key id and wrapping are as seen."""
+        """Replace wrapped data keys if version, key id and wrapping are as given; how many."""
         if not rows:
             return 0
         changed = await self._engine.run(self._table, "creds_swap", rows)
@@ -126,18 +125,20 @@ def sealed_columns(sealed: Mapping[str, Any]) -> _Columns:
 
 
 class InboxCredentials:
-    """The same columns in the types of the vault, for workers and for a rotation of keys.
+    """The same columns in the types of the vault, for workers and for key rotation.
 
-    A rotation moves webhook secrets too: for it they are rows under the names of the secrets.
+    A rotation rewraps webhook secrets too: they are rows with the name of the secret as job id.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._columns = SealedColumns(engine)
 
     async def read(self, lease: Lease) -> Any:
-        """What is stored now; raises `LeaseLost` when the claim is not the current one."""
+        """The stored credentials; raises `LeaseLost` if the lease is not held."""
+        from tenure.vault import StoredCredentials
+
         row = await self._columns.read(lease)
-        return _vault("credentials").StoredCredentials(
+        return StoredCredentials(
             binding=_binding(lease.job_id, row),
             sealed=_sealed(row),
             refresh_url=row["refresh_url"] or "",
@@ -145,19 +146,20 @@ class InboxCredentials:
         )
 
     async def replace(self, lease: Lease, *, seen_version: int, sealed: Any) -> bool:
-        """Store new columns and raise the version; False when it changed meanwhile."""
+        """Store new columns and raise the version; False if it has changed."""
         return await self._columns.replace(lease, seen_version, _columns_of(sealed))
 
     async def count_refresh(self, lease: Lease) -> int:
-        """Add one to the job's refresh attempts and return the sum."""
+        """Count a refresh; returns the count."""
         return await self._columns.count_refresh(lease)
 
     async def page(self, *, not_under: str, after: str, limit: int) -> Sequence[Any]:
-        """Rows under another key than this one, in the order of their job ids."""
+        """Data keys that are wrapped by another key than this one, by job id."""
+        from tenure.vault import WrappedKey
+
         rows = await self._columns.page(not_under=not_under, after=after, limit=limit)
-        wrapped = _vault("rotation").WrappedKey
         return [
-            wrapped(
+            WrappedKey(
                 binding=_binding(row["job_id"], row),
                 kek_id=row["storage_creds_kek_id"],
                 dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
@@ -167,7 +169,7 @@ class InboxCredentials:
         ]
 
     async def swap(self, pairs: Sequence[tuple[Any, Any]]) -> int:
-        """Replace key id and wrapping where all is as seen; how many."""
+        """Replace wrapped data keys that are still as given; how many."""
         return await self._columns.swap(
             [
                 (
@@ -192,19 +194,18 @@ def _columns_of(sealed: Any) -> tuple[bytes, bytes, str, int]:
     return sealed.encrypted, sealed.dek_wrapped, sealed.kek_id, sealed.encryption_version
 
 
-def _vault(module: str) -> Any:
-    return importlib.import_module(f"tenure.vault.{module}")
-
-
 def _binding(job_id: str, row: Row) -> Any:
-    binding = _vault("envelope").Binding
-    return binding(job_id, row["requester_id"], row["credential_version"])
+    from tenure.vault import Binding
+
+    return Binding(job_id, row["requester_id"], row["credential_version"])
 
 
 def _sealed(row: Row) -> Any:
+    from tenure.vault import Sealed
+
     if row["storage_creds_encrypted"] is None:
         return None
-    return _vault("envelope").Sealed(
+    return Sealed(
         encrypted=bytes(row["storage_creds_encrypted"]),
         dek_wrapped=bytes(row["storage_creds_dek_wrapped"]),
         kek_id=row["storage_creds_kek_id"],
@@ -215,9 +216,9 @@ def _sealed(row: Row) -> Any:
 class WebhookSecrets:
     """The signing secrets of requesters: the newest, and the one before it for a day.
 
-    A secret is bound to its name and its requester, so that a row copied to another requester does
-    not open. No job id has a slash, so the name of a secret is never that of a job. Opened secrets
-    stay in memory: the key service is not called for every delivery.
+    A secret is bound to its name and its requester, so a row copied to another requester does not
+    open. The name has a slash, which no job id has. Opened secrets stay in memory, so that the key
+    service is not called for every delivery.
     """
 
     def __init__(self, engine: Engine, vault: Any = None) -> None:
@@ -226,17 +227,17 @@ class WebhookSecrets:
         self._opened: dict[str, Any] = {}
 
     async def live(self, requester_id: str) -> Sequence[Any]:
-        """The live secrets, newest first, in the vault's wrapping that no log shows."""
+        """The live secrets, newest first, as the vault's type that logs do not show."""
         rows = await self._engine.run(INBOX, "secrets_live", requester_id=requester_id)
         return [await self._open(row) for row in rows]
 
     async def has(self, requester_id: str) -> bool:
-        """Whether the requester has a live one; nothing is opened."""
+        """Whether the requester has a live secret, without opening it."""
         return bool(await self._engine.run(INBOX, "secrets_live", requester_id=requester_id))
 
     async def renew(self, requester_id: str, seal: Seal) -> str:
-        """A new secret, shown this once; the one before stays live for a day."""
-        # Plain base64, as the libraries for Standard Webhooks read it.
+        """A new secret, which cannot be read again; the one before stays live for a day."""
+        # Standard base64, as the libraries for Standard Webhooks expect.
         text = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
         name = _NAME_PREFIX + uuid7()
         columns = _named(sealed_columns(await seal(text.encode(), name, requester_id, _VERSION)))
@@ -293,7 +294,7 @@ class WebhookSecrets:
     def _with_keys(self) -> Any:
         if self._vault is None:
             raise UsageError(
-                "webhook secrets are sealed: give whoever signs a key ring (vault.keys)",
+                "webhook secrets are sealed: the process that signs needs a key ring (vault.keys)",
                 contract="inbox",
             )
         return self._vault

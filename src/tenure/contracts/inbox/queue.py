@@ -1,15 +1,15 @@
-"""The inbox and the outbox as queues, and when a failed attempt runs again.
+"""The inbox and the outbox as queues, their URL options, and when a failed attempt runs again.
 
 Contract section 5: the code of a failure decides. A code that is, or ends in, an HTTP status
 (`503`, `http_503`) is in the class of that status:
 
-    busy        423, 500, 502, 503, 504     exponential with jitter
-    throttled   429                         the same with a larger first step
-    refused     401, 403                    credentials: the worker refreshes them and counts that
-                                            separately; here they are tried again like `busy`
-    hopeless    every other 4xx             a dead letter: trying again changes nothing
+    busy        423, 500, 502, 503, 504     exponential backoff with jitter
+    throttled   429                         the same with a longer first delay
+    refused     401, 403                    credentials: the worker refreshes them and counts the
+                                            refreshes; here the job is retried like `busy`
+    hopeless    every other 4xx             a dead letter: a retry would not help
 
-Every other failure says itself whether it may be tried again.
+Any other failure says itself whether it is retryable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ import random
 import re
 from typing import Literal
 
-from tenure.contracts.inbox.options import Options
+import msgspec
+
+from tenure.contracts.inbox import MACHINE
+from tenure.core.errors import UsageError
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.registry import check_least
 from tenure.core.retry import delay_ms, exponential
-from tenure.core.state import INBOX
-from tenure.sql.engine import Engine
+from tenure.sql.engine import INBOX, OUTBOX, Engine, QueueSettings, SqlOptions
 from tenure.sql.sql_queue import SqlQueue
 
+_CONTRACT = "inbox"
+
+# Contract section 12.
+_OUTBOX_BATCH = 10
+_OUTBOX_BATCH_MAX = 25
 _RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
 
 _BUSY = frozenset({423, 500, 502, 503, 504})
@@ -35,11 +43,50 @@ THROTTLED_FACTOR = 8
 _STATUS = re.compile(r"(?:^|[^0-9])([1-5][0-9]{2})$")
 
 
-def http_status(code: str) -> int:
+class Options(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the queue URL; the defaults are for work that must not be lost.
+
+    `box=outbox` opens the second queue, of events to be delivered. `queue` names one of several
+    inboxes of a database. `batch` is how many events one claim of an outbox takes, `at_once` how
+    many jobs of this queue one worker holds (0: as many as it has slots). `share` is how many jobs
+    of one requester a worker of an inbox holds at once, `requester_max` how many all workers do,
+    unless the requester's key has a quota; `share=0` switches both off. `keep_credentials` keeps
+    the sealed credentials of ended jobs, so that dead letters can be retried with them; without it
+    the step that ends a job removes them.
+    """
+
+    queue: str = "inbox"
+    box: Literal["inbox", "outbox"] = "inbox"
+    batch: int = _OUTBOX_BATCH
+    at_once: int = 0
+    share: int = 0
+    requester_max: int = 0
+    keep_credentials: bool = False
+
+    def __post_init__(self) -> None:
+        self.check(_CONTRACT)
+        if not 1 <= self.batch <= _OUTBOX_BATCH_MAX:
+            raise UsageError(
+                f"batch: 1 to {_OUTBOX_BATCH_MAX} events, not {self.batch}", contract=_CONTRACT
+            )
+        check_least(self, _CONTRACT, at_once=0, share=0, requester_max=0)
+        if not self.queue or len(self.queue) > 100 or not self.queue.isprintable():
+            raise UsageError("queue: 1 to 100 printable characters", contract=_CONTRACT)
+
+    def settings(self) -> QueueSettings:
+        """The settings of the queue."""
+        if self.box == "outbox":
+            return self.of_table(contract=_CONTRACT, table=OUTBOX, queue=f"{self.queue}/outbox")
+        made = self.of_table(contract=_CONTRACT, table=INBOX, queue=self.queue)
+        own = ("keep_credentials", "share", "requester_max")
+        return msgspec.structs.replace(made, **{name: getattr(self, name) for name in own})
+
+
+def _http_status(code: str) -> int:
     """The HTTP status that an error code ends in, 0 for none.
 
-    >>> http_status("http_503"), http_status("404"), http_status("Timeout"), http_status("E1503")
-    (503, 404, 0, 0)
+    >>> [_http_status(code) for code in ("http_503", "404", "Timeout", "E1503")]
+    [503, 404, 0, 0]
     """
     match = _STATUS.search(code)
     return int(match[1]) if match else 0
@@ -47,7 +94,7 @@ def http_status(code: str) -> int:
 
 def retry_class(failure: Failure | None) -> _RetryClass:
     """The class of a failure."""
-    status = http_status(failure.code) if failure else 0
+    status = _http_status(failure.code) if failure else 0
     if status in _BUSY:
         return "busy"
     if status in _THROTTLED:
@@ -77,7 +124,7 @@ class InboxQueue(SqlQueue):
             return backoff(outcome.failure, attempt, first_ms, random.random())
 
         def least_ms(outcome: Outcome) -> int:
-            """A task's own policy does not bypass the larger bucket of section 5."""
+            """A task's own policy must not shorten the delay for `throttled` (section 5)."""
             return delay(outcome)[0] if retry_class(outcome.failure) == "throttled" else 0
 
         self.slots_max = options.at_once
@@ -85,7 +132,7 @@ class InboxQueue(SqlQueue):
             *(engine, options.settings()),
             worker_id=worker_id,
             delay=delay,
-            finals=frozenset(INBOX.final),
+            finals=frozenset(MACHINE.final),
             least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
         )
 

@@ -1,7 +1,7 @@
-"""The HTTP side of the contract: POST /transcode, GET /transcode/status, credentials and secrets.
+"""The HTTP API: POST /transcode, GET /transcode/status, credentials and webhook secrets.
 
-The gateway authenticates the caller, decodes the body and formats the errors. To a caller, the jobs
-of other requesters do not exist.
+The gateway authenticates the caller, decodes the body and formats errors. For a caller, jobs of
+other requesters do not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tenure.contracts.inbox.transcode_request import (
     TranscodeView,
     check_called,
     check_credentials,
-    checked,
+    validate,
     view,
 )
 from tenure.core.endpoint import (
@@ -62,12 +62,12 @@ _EXAMPLE = {
 }
 
 
-class InboxRoutes:
-    """The endpoints of one inbox. Without `seal` it takes no credentials.
+class _InboxRoutes:
+    """The endpoints of one inbox. Without `seal` it accepts no credentials.
 
-    `check_url` raises for an address that no worker may call, so that the requester learns it now;
-    the worker checks it again with the name resolved. `has_secret` says whether the operator's own
-    file has a webhook secret for a requester, `files` whether places may be `file://`.
+    `check_url` raises for an address that workers may not call, so that the requester learns of it
+    at once; the worker checks again after resolving the name. `has_secret` says whether the
+    operator's file has a webhook secret for a requester, `files` whether URLs may be `file://`.
     """
 
     def __init__(
@@ -94,8 +94,7 @@ class InboxRoutes:
         self._keep_is_stored = False
 
     async def create(self, call: Call) -> Answer:
-        """Store a job. The id is made here, so that a submit whose answer was lost can be sent
-        again."""
+        """Store a job. Its id is made here, so that a submit may be sent again."""
         job = await self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
@@ -111,13 +110,13 @@ class InboxRoutes:
 
     async def refresh(self, call: Call) -> Answer:
         """Newer credentials for a job that is not finished."""
-        asked: NewCredentials = call.body
-        record = await self._record(call, asked.job_id)
+        body: NewCredentials = call.body
+        record = await self._record(call, body.job_id)
         if self._seal is None:
             raise _no_ring("credentials")
-        check_credentials(asked.credentials, self._check_url)
-        version = asked.credential_version
-        secret = msgspec.json.encode(asked.credentials)
+        check_credentials(body.credentials, self._check_url)
+        version = body.credential_version
+        secret = msgspec.json.encode(body.credentials)
         sealed = await self._seal(secret, record.job_id, record.requester, version + 1)
         columns = sealed_columns(sealed)
         if not await self._credentials.put(record.job_id, record.requester, version, columns):
@@ -148,18 +147,18 @@ class InboxRoutes:
         raise _unknown()
 
     async def _new_job(self, call: Call) -> NewJob:
-        asked: CreateTranscode = call.body
+        body: CreateTranscode = call.body
         job_id, requester = uuid7(), call.caller.requester
-        hook, refresh = asked.status_webhook_url, asked.refresh_url
+        hook, refresh = body.status_webhook_url, body.refresh_url
         options: dict[str, Any] = {
             "status_webhook_url": check_called("status_webhook_url", hook, self._check_url),
             "refresh_url": check_called("refresh_url", refresh, self._check_url),
-            "request_hash": request_hash(requester, asked),
+            "request_hash": request_hash(requester, body),
         }
-        job, secrets = checked(asked, self._check_url, files=self._files)
+        job, secrets = validate(body, self._check_url, files=self._files)
         if secrets != StorageCredentials():
             if self._seal is None:
-                raise _no_ring("credentials" if asked.credentials else "source.url")
+                raise _no_ring("credentials" if body.credentials else "source.url")
             options |= await self._sealed(self._seal, secrets, job_id, requester)
         if hook or refresh:
             await self._check_secret("status_webhook_url" if hook else "refresh_url", requester)
@@ -169,8 +168,8 @@ class InboxRoutes:
             job_id=job_id,
             idempotency_key=idempotency_key(call.headers),
             requester=requester,
-            max_attempts=asked.max_attempts,
-            priority=asked.priority,
+            max_attempts=body.max_attempts,
+            priority=body.priority,
             options=options,
         )
 
@@ -185,7 +184,7 @@ class InboxRoutes:
         return {**sealed, "credential_version": 1}
 
     async def _check_secret(self, field: str, requester: str) -> None:
-        """Refuse an address that could never be called: calls are signed."""
+        """Refuse an address that could never be called, because calls are signed."""
         if requester in self._with_secret or self._has_secret(requester):
             return
         if not await self._secrets.has(requester):
@@ -201,9 +200,9 @@ class InboxRoutes:
 
     def endpoints(self) -> list[Endpoint]:
         """The endpoints for the gateway."""
-        return [_create(self.create), _status(self.status), *self._of_credentials()]
+        return [_create(self.create), _status(self.status), *self._credential_endpoints()]
 
-    def _of_credentials(self) -> list[Endpoint]:
+    def _credential_endpoints(self) -> list[Endpoint]:
         return [
             Endpoint(
                 method="PUT",
@@ -277,7 +276,7 @@ def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
 
 
 def _accepted(submitted: Submitted) -> Accepted:
-    """The answer; to a request that was made before, the one that was stored for it."""
+    """The answer; for a repeated request, the answer that was stored with its key."""
     if submitted.response:
         return msgspec.json.decode(submitted.response, type=Accepted)
     return Accepted(job_id=submitted.job_id)
@@ -299,9 +298,9 @@ def _no_ring(field: str) -> Refused:
 def open_routes(queue: Submits, ledger: SqlLedger, *, ttl_s: int, **more: Any) -> list[Endpoint]:
     """The endpoints of a queue of this contract; an outbox has none.
 
-    `ttl_s` is not this contract's: its jobs are kept by `keep_ms`. `more` brings `redaction` and
-    may bring `seal`, `check_url`, `has_secret` and `files`.
+    `ttl_s` is not used: `keep_ms` says how long jobs are kept. `more` has `redaction`, and may have
+    `seal`, `check_url`, `has_secret` and `files`.
     """
     if ledger.is_outbox:
         return []
-    return InboxRoutes(queue, ledger, **more).endpoints()
+    return _InboxRoutes(queue, ledger, **more).endpoints()

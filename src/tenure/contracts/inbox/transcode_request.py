@@ -1,7 +1,8 @@
-"""The JSON of the HTTP side: its shapes, and the checks of a transcode request.
+"""The JSON bodies of the HTTP API, and the validation of a transcode request.
 
-Secrets are moved to the sealed columns, so that the payload is safe to store, show and log:
-credentials, and everything in a source URL but the address. No error quotes a value of the request.
+Secrets are moved to the sealed columns, so that the payload is safe to store, show and log. Secrets
+are credentials, and everything in a source URL but the address. No error quotes a value of the
+request.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ _Attempts = Annotated[
 class CreateTranscode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A transcode to be done.
 
-    `source` and `destination` say where, `outputs` what to make of it. `credentials` are
-    short-lived and scoped, or signed URLs; they are stored encrypted, and so is what a source URL
-    holds besides its address (user, password, query). `refresh_url` is asked for newer ones,
-    `status_webhook_url` is told of every change. Both calls are signed: neither address has a user
-    or a query, and the requester needs a webhook secret.
+    `source` and `destination` are URLs, `outputs` says what to make of the source. `credentials`
+    are short-lived and scoped, or signed URLs. They are stored encrypted, and so is what a source
+    URL holds besides its address (user, password, query). A worker gets newer credentials from
+    `refresh_url` and reports every change to `status_webhook_url`. Both calls are signed: neither
+    address has a user or a query, and the requester needs a webhook secret.
     """
 
     source: Place
@@ -144,31 +145,31 @@ def _raw(text: bytes) -> Any:
     return msgspec.Raw(text) if text else UNSET
 
 
-def checked(
-    asked: CreateTranscode, check: _CheckUrl, *, files: bool = True
+def validate(
+    request: CreateTranscode, check: _CheckUrl, *, files: bool = True
 ) -> tuple[Transcode, StorageCredentials]:
     """The job without its secrets, and the secrets; raises `Refused` with the field's name.
 
-    Without `files` no worker takes places of its own machine, `file://`.
+    Without `files`, `file://` URLs are refused: no worker reads or writes its own machine.
     """
-    given = asked.credentials or StorageCredentials()
+    given = request.credentials or StorageCredentials()
     check_credentials(given, check)
-    names = [output.name for output in asked.outputs]
+    names = [output.name for output in request.outputs]
     if len(set(names)) != len(names):
         raise _wrong("outputs", "each output has a name of its own")
-    for side, place in (("source", asked.source), ("destination", asked.destination)):
+    for side, place in (("source", request.source), ("destination", request.destination)):
         if not files and place.url.strip().lower().startswith("file:"):
             raise _wrong(f"{side}.url", f"{_PLACES}; file:// is not permitted (transcode.files)")
-        if place.endpoint:  # stored as it is, whatever the URL is
-            _check_bare(f"{side}.endpoint", place.endpoint, "; keys stand in `credentials`", check)
-    source, keys = _source(asked.source, given.source, check)
-    destination, more = _destination(asked.destination, given.destination, asked.outputs)
-    job = Transcode(source=source, destination=destination, outputs=asked.outputs)
+        if place.endpoint:  # stored in plain text
+            _check_bare(f"{side}.endpoint", place.endpoint, "; keys belong in `credentials`", check)
+    source, keys = _source(request.source, given.source, check)
+    destination, more = _destination(request.destination, given.destination, request.outputs)
+    job = Transcode(source=source, destination=destination, outputs=request.outputs)
     return job, StorageCredentials(source=keys, destination=more)
 
 
 def check_credentials(given: StorageCredentials, check: _CheckUrl) -> None:
-    """Refuse credentials that no place could be reached with."""
+    """Refuse credentials that cannot be used."""
     for side, keys in (("source", given.source), ("destination", given.destination)):
         at = f"credentials.{side}"
         if bool(keys.access_key_id) != bool(keys.secret_access_key):
@@ -190,14 +191,14 @@ def check_credentials(given: StorageCredentials, check: _CheckUrl) -> None:
 
 
 def check_called(field: str, url: str | None, check: _CheckUrl) -> str | None:
-    """An address that a worker calls, signed. It is stored as it is, so it holds no secret."""
+    """Check an address that a worker calls. It is stored in plain text, so it holds no secret."""
     if url is not None:
         _check_bare(field, url, "; calls are signed, and their body names the job", check)
     return url
 
 
 def _wrong(field: str, right: str) -> Refused:
-    """The refusal of one field: `right` says what it would have to be."""
+    """The refusal of one field; `right` says what is valid."""
     return Refused("invalid", f"{field}: {right}", field=field)
 
 
@@ -263,7 +264,7 @@ def _in_bucket(
         raise _wrong(f"{side}.account", "the storage account of an az:// place")
     if "@" in parts.netloc:
         if parts.scheme != "s3" or not parts.username or not parts.password:
-            raise _wrong(field, "a URL without a user; credentials stand in `credentials`")
+            raise _wrong(field, "a URL without a user; secrets belong in `credentials`")
         if keys.access_key_id:
             raise _wrong(field, "a URL without a user where `credentials` has an access key")
         keys = msgspec.structs.replace(

@@ -1,8 +1,8 @@
 """The reference contract: a whole queue in this process, for tests, trials and simulations.
 
-`memory://name?lease_ms=15000`: all who open the same name in one process share the queue, also from
-other threads and event loops. It is gone when the process ends. SPEC.md has the clauses, `store`
-the rules. Here are the lock that shares a store, and the seam over it.
+`memory://name?lease_ms=15000`: everything in one process that opens the same name shares the queue,
+also from other threads and event loops. It is gone when the process ends. `store` has the rules,
+SPEC.md the clauses. Here are the lock around a store, and the seam.
 """
 
 from __future__ import annotations
@@ -11,34 +11,32 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from tenure.contracts.memory.job import ClaimId, MemoryOptions
-from tenure.contracts.memory.store import MemoryStore
+from tenure.contracts.memory.machine import MACHINE
+from tenure.contracts.memory.store import ClaimId, MemoryOptions, MemoryStore
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.registry import QueueUrl
+from tenure.core.registry import Contract, QueueUrl
 from tenure.core.seam import (
     Counts,
-    Journal,
-    Ledger,
+    LedgerFeatures,
     Page,
     Query,
-    Queue,
+    QueueFeatures,
     Upkeep,
     WorkerBeat,
     first_page,
 )
 
 T = TypeVar("T")
-_Waiters: TypeAlias = dict[asyncio.Future[None], asyncio.AbstractEventLoop]
 
 # Wall time that cannot jump: read once, then advanced by the monotonic clock.
 _EPOCH_S = time.time() - time.monotonic()
@@ -50,67 +48,58 @@ def clock_ms() -> int:
 
 
 class SharedStore:
-    """A store, its lock, and those who wait for work or for the next journal event.
+    """A store with its lock and its waiters.
 
-    Steps are short and never wait, so threads and event loops share it by a plain lock. Waiters
-    are woken in their own loop.
+    Steps are short and never wait, so a plain lock is enough for threads and event loops. A waiter
+    is a future, woken in its own event loop after every step that wrote to the journal.
     """
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self._lock = threading.Lock()
-        self._for_work: _Waiters = {}
-        self._for_news: _Waiters = {}
+        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
     def run(self, step: Callable[[MemoryStore], T]) -> T:
-        """One atomic step; wakes those who wait for what it brought."""
-        store = self.store
+        """Run one atomic step, and wake the waiters if it changed something."""
         with self._lock:
-            work, news = (store.arrivals, store.paused), store.journal_length
-            store.begin()
-            answer = step(store)
-            woken: _Waiters = {}
-            if (store.arrivals, store.paused) != work:
-                woken, self._for_work = self._for_work, {}
-            if store.journal_length != news:
-                woken, self._for_news = woken | self._for_news, {}
-        _wake(woken)
+            length = self.store.journal_length
+            self.store.begin()
+            answer = step(self.store)
+            changed = self.store.journal_length != length
+        if changed:
+            self.wake()
         return answer
 
     def wake(self) -> None:
-        """Let everybody look again: the clock was moved by hand."""
+        """Let every waiter look again."""
         with self._lock:
-            woken = self._for_work | self._for_news
-            self._for_work, self._for_news = {}, {}
-        _wake(woken)
+            waiters, self._waiters = self._waiters, {}
+        for future, loop in waiters.items():
+            with suppress(RuntimeError):  # that loop was closed, and the waiter with it
+                loop.call_soon_threadsafe(_finish, future)
 
-    @contextmanager
-    def change(self, *, of_work: bool) -> Iterator[asyncio.Future[None]]:
-        """A future of the running loop, done after the next change. Enter first, then look."""
+    async def poll(self, look: Callable[[], Awaitable[list[T]]], wait_ms: int) -> list[T]:
+        """Call `look` until it finds something or the time is up, and not before a change."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            (self._for_work if of_work else self._for_news)[future] = loop
-        try:
-            yield future
-        finally:
-            with self._lock:
-                self._for_work.pop(future, None)
-                self._for_news.pop(future, None)
-            future.cancel()
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            change: asyncio.Future[None] = loop.create_future()
+            with self._lock:  # before the look, so that no change is missed
+                self._waiters[change] = loop
+            try:
+                found = await look()
+                left_s = deadline - loop.time()
+                if found or left_s <= 0:
+                    return found
+                again_s = self.run(MemoryStore.wait_ms) / 1000
+                await asyncio.wait([change], timeout=min(left_s, again_s))
+            finally:
+                with self._lock:
+                    self._waiters.pop(change, None)
+                change.cancel()
 
 
-def _wake(waiters: _Waiters) -> None:
-    here = asyncio._get_running_loop()
-    for future, loop in waiters.items():
-        if loop is here:
-            _done(future)
-        else:
-            with suppress(RuntimeError):  # that loop was closed: nobody waits there any more
-                loop.call_soon_threadsafe(_done, future)
-
-
-def _done(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -119,7 +108,7 @@ _shared: dict[str, tuple[SharedStore, dict[str, str]]] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_store(url: QueueUrl) -> SharedStore:
+def _shared_store(url: QueueUrl) -> SharedStore:
     """The store of this name, made on first use; its options are those of all URLs together."""
     options, rest = url.read(MemoryOptions)
     if rest:
@@ -149,12 +138,9 @@ def share(shared: SharedStore) -> None:
 
 
 def forget(name: str) -> None:
-    """Drop the store of this name; those who hold it keep it."""
+    """Drop the store of this name; queues that are open keep it."""
     with _shared_lock:
         _shared.pop(name, None)
-
-
-# The seam ---------------------------------------------------------------------------------------
 
 
 class Wire(Protocol):
@@ -164,7 +150,7 @@ class Wire(Protocol):
 
 
 class MemoryQueue:
-    """One claimer's view of a memory queue."""
+    """The queue for one claimer."""
 
     def __init__(
         self,
@@ -178,27 +164,23 @@ class MemoryQueue:
         self._instance = instance or uuid.uuid4().hex
         self._worker_id = worker_id or f"anonymous-{self._instance[:8]}"
         self.slots = 0
-        self._wire: Wire = wire or self._directly
+        self._wire: Wire = wire or self._run
         self._number = 0
         self._received = 0
         self._claiming = asyncio.Lock()
+
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam: nothing."""
+        return QueueFeatures()
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._wire("submit", lambda store: [store.submit(job) for job in jobs])
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
-        """Take leases, looking again whenever the store changed or time made something due."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_ms / 1000
-        while True:
-            with self._shared.change(of_work=True) as change:
-                leases = await self._claim_now(limit)
-                left = until - loop.time()
-                if leases or left <= 0 or limit <= 0:
-                    return leases
-                await asyncio.wait([change], timeout=min(left, self._look_again_s()))
+        return await self._shared.poll(lambda: self._claim(limit), wait_ms if limit > 0 else 0)
 
-    async def _claim_now(self, limit: int) -> list[Lease]:
+    async def _claim(self, limit: int) -> list[Lease]:
         async with self._claiming:
             self._number += 1
             claim = ClaimId(self._instance, self._number, self._received)
@@ -208,69 +190,56 @@ class MemoryQueue:
             self._received = claim.number
             return leases
 
-    def _look_again_s(self) -> float:
-        """Seconds until time alone makes something claimable, at most a lease length.
-
-        A lease that is taken from now on ends later than that, so looking then misses none.
-        """
-
-        def wait_ms(store: MemoryStore) -> int:
-            due_ms, lease_ms = store.next_change_ms(), store.options.lease_ms
-            return lease_ms if due_ms is None else min(max(due_ms - store.now_ms(), 1), lease_ms)
-
-        return self._shared.run(wait_ms) / 1000
-
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         return await self._wire("extend", lambda store: [store.extend(lease) for lease in leases])
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        return await self._wire(
-            "report", lambda store: [store.report(report) for report in reports]
-        )
+        return await self._wire("report", lambda store: [store.report(each) for each in reports])
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
-        return await self._wire(
-            "settle", lambda store: [store.settle(outcome) for outcome in outcomes]
-        )
+        return await self._wire("settle", lambda store: [store.settle(each) for each in outcomes])
 
     async def upkeep(self) -> Upkeep:
-        worker_id, slots = self._worker_id, self.slots
-        return await self._wire("upkeep", lambda store: store.upkeep(worker_id, slots))
+        return await self._wire("upkeep", lambda store: store.upkeep(self._worker_id, self.slots))
 
     async def close(self) -> None:
         """Nothing is open; leases that are still held run out by themselves."""
         self._shared.run(lambda store: store.forget(self._instance))
 
-    async def _directly(self, operation: str, step: Callable[[MemoryStore], T]) -> T:
+    async def _run(self, operation: str, step: Callable[[MemoryStore], T]) -> T:
         return self._shared.run(step)
 
 
 class MemoryLedger:
-    """Gets, lists and steers the jobs of one shared store."""
+    """Reads and manages the jobs of one store."""
 
     def __init__(self, shared: SharedStore) -> None:
         self._run = shared.run
 
+    @property
+    def features(self) -> LedgerFeatures:
+        """What it has beyond the seam: nothing."""
+        return LedgerFeatures()
+
     async def get(self, job_id: str) -> JobRecord | None:
         return self._run(
-            lambda store: store.jobs[job_id].record() if job_id in store.jobs else None
+            lambda store: store.record(store.jobs[job_id]) if job_id in store.jobs else None
         )
 
     async def find(self, query: Query) -> Page:
-        return self._run(lambda store: store.find(query))
+        return self._run(lambda store: _page(store, query))
 
     async def counts(self) -> Counts:
-        return self._run(lambda store: store.counts())
+        return self._run(MemoryStore.counts)
 
     async def workers(self) -> list[WorkerBeat]:
-        return self._run(lambda store: store.workers())
+        return self._run(MemoryStore.workers)
 
     async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
-        kept = self._run(
+        events = self._run(
             lambda store: store.jobs[job_id].events.copy() if job_id in store.jobs else []
         )
-        left = [event for event in kept if int(event.event_id) > int(after or 0)]
-        return first_page(left, limit)
+        return first_page([each for each in events if int(each.event_id) > int(after or 0)], limit)
 
     async def pause(self) -> None:
         self._run(lambda store: store.pause(True))
@@ -287,12 +256,32 @@ class MemoryLedger:
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         return self._run(lambda store: [store.remove(job_id) for job_id in job_ids])
 
+    async def probe(self) -> None:
+        """Nothing can refuse a write."""
+
     async def close(self) -> None:
         """Nothing is open."""
 
 
+def _page(store: MemoryStore, query: Query) -> Page:
+    """Jobs newest first; a page ends at `limit` and goes on after its last job."""
+    newest = reversed(store.jobs.values())
+    if query.after:
+        if query.after not in store.jobs:
+            return Page([])
+        next(job for job in newest if job.new.job_id == query.after)
+    records: list[JobRecord] = []
+    for job in newest:
+        in_state = not query.states or job.state in query.states
+        if in_state and (not query.task or job.new.task == query.task):
+            if len(records) == query.limit:
+                return Page(records, records[-1].job_id)
+            records.append(store.record(job))
+    return Page(records)
+
+
 class MemoryJournal:
-    """Reads the shared store's events; positions are counted from 1."""
+    """Reads the journal of one store; positions are counted from 1."""
 
     def __init__(self, shared: SharedStore) -> None:
         self._shared = shared
@@ -301,15 +290,7 @@ class MemoryJournal:
         return self._shared.run(lambda store: store.read_journal(after, limit))
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_ms / 1000
-        while True:
-            with self._shared.change(of_work=False) as change:
-                events = await self.read(after=after)
-                left = until - loop.time()
-                if events or left <= 0:
-                    return events
-                await asyncio.wait([change], timeout=left)
+        return await self._shared.poll(lambda: self.read(after=after), wait_ms)
 
     async def last(self) -> str:
         return str(self._shared.run(lambda store: store.journal_length))
@@ -318,16 +299,13 @@ class MemoryJournal:
         """Nothing is open."""
 
 
-def open_queue(url: QueueUrl, *, worker_id: str) -> Queue:
-    """The queue of this name, as one claimer sees it."""
-    return MemoryQueue(shared_store(url), worker_id=worker_id)
-
-
-def open_ledger(url: QueueUrl) -> Ledger:
-    """The reading and steering side."""
-    return MemoryLedger(shared_store(url))
-
-
-def open_journal(url: QueueUrl) -> Journal:
-    """The history."""
-    return MemoryJournal(shared_store(url))
+CONTRACT = Contract(
+    machine=MACHINE,
+    open_queue=lambda url, worker_id: MemoryQueue(_shared_store(url), worker_id=worker_id),
+    open_ledger=lambda url: MemoryLedger(_shared_store(url)),
+    open_journal=lambda url: MemoryJournal(_shared_store(url)),
+    read_options=lambda url: url.read(MemoryOptions),
+    example_url="memory://name",
+    is_fifo=True,
+    submit_options=frozenset({"priority", "group", "ttl_s"}),
+)

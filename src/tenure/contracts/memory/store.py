@@ -1,57 +1,137 @@
 """The rules of the reference contract: what every queue of Tenure means, over plain dicts.
 
-No I/O, no clock and no randomness of its own: `now_ms` and `random` come in, so that a test or a
-simulation decides them. SPEC.md has the clauses (M-1 ...).
+There is no I/O here. The clock and the random numbers are arguments, so that a test or a simulation
+decides them. SPEC.md has the clauses (M-1 ...). Claims and upkeep scan the unfinished jobs: this
+code is written to be read, not to be fast.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import count
 from random import Random, SystemRandom
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
-from tenure.contracts.memory.job import (
-    EVENT_FIELDS,
-    ClaimId,
-    MemoryOptions,
-    StoredJob,
-    invalid,
-    request_h_of,
-)
-from tenure.core.errors import LeaseLost
+from tenure.contracts.memory.machine import MACHINE
+from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import (
     FULL_RETRY_MS,
     JobEvent,
     JobRecord,
     NewJob,
     Submitted,
+    check_job,
+    check_key,
     request_hash,
     scoped_key,
     short_hash,
 )
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import BURIED, CANCELLED, COMPLETED, RELEASED, Outcome, Retried, Verdict
-from tenure.core.seam import Counts, Page, Query, Upkeep, WorkerBeat
-from tenure.core.state import MEMORY
+from tenure.core.outcome import Outcome, OutcomeKind, Verdict, verdict_of
+from tenure.core.seam import Counts, Upkeep, WorkerBeat
 
 _CLOSED_MAX = 32  # how many ended leases of one job can still answer a resent settle
-_WORKER_SILENT_LEASES = 2
-_UNKNOWN = "there is no such job"
+_NOT_FOUND = "there is no such job"
+_FINAL_STATES = {"complete": "done", "bury": "failed", "cancel": "cancelled"}
+
+
+class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one memory queue.
+
+    `depth_max` 0 means no limit. `retry_delay_ms` is the delay of a retry that the store decided on
+    (outcome "fail"). `keep_ms` is how long a finished job stays readable.
+    """
+
+    lease_ms: int = 15_000
+    max_attempts: int = 3
+    depth_max: int = 0
+    retry_delay_ms: int = 0
+    keep_ms: int = 86_400_000
+    journal_events_max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        at_least_one = ("lease_ms", "max_attempts", "journal_events_max")
+        for name, value in msgspec.structs.asdict(self).items():
+            least = 1 if name in at_least_one else 0
+            if value < least:
+                raise ValueError(f"{name} is at least {least}, not {value}")
+
+
+class ClaimId(msgspec.Struct, frozen=True):
+    """One claim: the instance that calls, its number, and the last claim that was answered.
+
+    An instance has one claim in flight at a time; its numbers rise.
+    """
+
+    instance: str
+    number: int
+    received: int
+
+
+@dataclass(slots=True)
+class StoredJob:
+    """One job with its whole state; `new` is what was submitted, with the defaults filled in.
+
+    `turn` orders the jobs that wait; 0 means that the job is not claimable. `fence` and `ver` only
+    rise. `instance` and `claim_number` say which claim handed out the lease; the number is 0 once
+    the claimer has the answer. `closed` holds, by fence, how the latest leases ended: a hash of the
+    settle and its verdict.
+    """
+
+    new: NewJob
+    key: str
+    request_h: str
+    created_ms: int
+    state: str = ""
+    turn: int = 0
+    due_ms: int = 0
+    updated_ms: int = 0
+    attempt: int = 0
+    fence: int = 0
+    ver: int = 0
+    token: str = ""
+    worker_id: str = ""
+    lease_until_ms: int = 0
+    instance: str = ""
+    claim_number: int = 0
+    cancel_requested: bool = False
+    result: bytes = b""
+    error: bytes = b""
+    progress: bytes = b""
+    closed: dict[int, tuple[str, Verdict]] = field(default_factory=dict)
+    events: list[JobEvent] = field(default_factory=list)
+
+    @property
+    def expires_ms(self) -> int:
+        """When its time to live ends, which counts until the first start (M-6); 0 for never."""
+        unstarted = self.state == "waiting" and self.attempt == 0
+        return self.created_ms + self.new.ttl_ms if unstarted and self.new.ttl_ms else 0
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether no further start is left."""
+        return self.attempt >= (self.new.max_attempts or 0)
+
+    def fields_of(self, struct: type[msgspec.Struct]) -> dict[str, Any]:
+        """The fields that a job and a lease, record or journal event have in common."""
+        names = set(struct.__struct_fields__)
+        new = {name: getattr(self.new, name) for name in names & set(NewJob.__struct_fields__)}
+        return new | {name: getattr(self, name) for name in names & set(self.__slots__)}
 
 
 class MemoryStore:
     """All jobs of one queue name.
 
-    Every method is part of one atomic step (the caller holds the lock and has called `begin`) that
-    checks first and writes last. Every change of a job goes through `_step`, which asks the table
-    `core.state.MEMORY` and writes the journal event. The rules that a test may break on purpose are
-    methods: `guard`, `place`, `reclaim`, `ran_out` and `replayed`.
+    Every method is part of one atomic step that checks first and writes last: the caller holds the
+    lock and has called `begin`. Every change of a job goes through `_step`, which checks `MACHINE`
+    and writes the journal event. The rules that a test may break on purpose are methods of their
+    own: `guard`, `make_claimable`, `reclaim`, `ran_out` and `replayed`.
     """
 
     def __init__(
@@ -66,129 +146,106 @@ class MemoryStore:
         self.options = options
         self.jobs: dict[str, StoredJob] = {}
         self.paused = False
-        self.arrivals = 0  # counts what became claimable, for those who wait
         self._clock = now_ms
         self._random = random or SystemRandom()
         self._now_ms = now_ms()
-        self._depth = 0
+        self._unfinished: dict[str, StoredJob] = {}
         self._keys: dict[str, str] = {}
+        self._turns = count(1)
+        self._claims: dict[str, int] = {}
         self._workers: dict[str, WorkerBeat] = {}
-        # Who is next, and what time alone changes. Both heaps forget lazily: an entry counts only
-        # while the job still is as the entry says, so that no step has to search them.
-        self._ready: list[tuple[int, int, str]] = []
-        self._timers: list[tuple[int, int, str, int]] = []
-        self._places = count(1)
-        self._timer_ids = count()
-        self._finished: deque[tuple[int, int, str]] = deque()
         self._journal: list[JournalEvent] = []
         self._trimmed = 0
         self._totals: Counter[str] = Counter()
-        self._claims: dict[str, int] = {}
-        self._unreceived: dict[str, dict[tuple[str, int], int]] = {}
-
-    def now_ms(self) -> int:
-        """The time of the current step: it stands still until the next `begin`."""
-        return self._now_ms
 
     def begin(self) -> None:
-        """A new step begins; everything in it happens at one moment."""
+        """Begin a new step; everything in it happens at one moment."""
         self._now_ms = self._clock()
 
     # submit (M-2 to M-6) ------------------------------------------------------------------------
 
     def submit(self, new: NewJob) -> Submitted:
         """Store a job, or say why not."""
-        if problem := invalid(new):
-            return Submitted("", "invalid", problem)
+        try:
+            payload = _check(new)
+        except (UsageError, msgspec.DecodeError) as error:
+            return Submitted("", "invalid", str(error))
         key = scoped_key(new.requester, new.idempotency_key) if new.idempotency_key else ""
-        request_h = request_h_of(new)
+        # Two submits are the same if they differ in their ids and traces only.
+        request_h = request_hash(
+            *(new.requester, new.task, payload, new.priority, new.delay_ms),
+            *(new.max_attempts, new.ttl_ms, new.gid, new.options),
+        )
         known = self.jobs.get(new.job_id) or self.jobs.get(self._keys.get(key, ""))
         if known is not None and known.request_h == request_h:
-            return Submitted(known.job_id, "replayed")
+            return Submitted(known.new.job_id, "replayed")
         if known is not None:
-            named = "job id" if known.job_id == new.job_id else "idempotency key"
-            return Submitted("", "conflict", f"this {named} belongs to another request")
-        if self.options.depth_max and self._depth >= self.options.depth_max:
-            why = f"the queue holds {self._depth} unfinished jobs, its limit"
+            taken = "job id" if known.new.job_id == new.job_id else "idempotency key"
+            return Submitted("", "conflict", f"this {taken} belongs to another request")
+        depth = len(self._unfinished)
+        if self.options.depth_max and depth >= self.options.depth_max:
+            why = f"the queue holds {depth} unfinished jobs, its limit"
             return Submitted("", "full", why, FULL_RETRY_MS)
-        job = self._store(new, request_h, key)
-        self.place(job)
-        return Submitted(job.job_id, "created")
+        job = self._store(new, key, request_h)
+        self.make_claimable(job)
+        return Submitted(job.new.job_id, "created")
 
-    def _store(self, new: NewJob, request_h: str, key: str) -> StoredJob:
-        job = StoredJob(
+    def _store(self, new: NewJob, key: str, request_h: str) -> StoredJob:
+        new = msgspec.structs.replace(
+            new,
             job_id=new.job_id or f"{self._random.getrandbits(128):032x}",
-            queue=self.name,
-            task=new.task,
-            payload=new.payload,
-            request_h=request_h,
-            created_ms=self._now_ms,
             max_attempts=new.max_attempts or self.options.max_attempts,
-            requester=new.requester,
-            key=key,
-            priority=new.priority,
-            gid=new.gid,
-            trace=new.trace,
             ttl_ms=new.ttl_ms or 0,
-            retry_delay_ms=int(new.options.get("retry_delay_ms", self.options.retry_delay_ms)),
-            due_ms=self._now_ms + new.delay_ms if new.delay_ms else 0,
         )
-        self.jobs[job.job_id] = job
+        job = self.jobs[new.job_id] = StoredJob(new, key, request_h, self._now_ms)
         if key:
-            self._keys[key] = job.job_id
-        if job.ttl_ms:
-            self._set_timer(job, job.created_ms + job.ttl_ms)
-        self._depth += 1
-        self._step(job, "submit", "waiting", event={"payload_h": short_hash(job.payload)})
+            self._keys[key] = new.job_id
+        due_ms = self._now_ms + new.delay_ms if new.delay_ms else 0
+        event = {"payload_h": short_hash(new.payload)}
+        self._step(job, "submit", "waiting", event=event, due_ms=due_ms)
         return job
+
+    def make_claimable(self, job: StoredJob) -> None:
+        """Give a job the last turn of its priority; for a new job part of storing it (M-2)."""
+        job.turn = next(self._turns)
 
     # claim (M-7 to M-10) ------------------------------------------------------------------------
 
     def claim(self, worker_id: str, claim: ClaimId, limit: int) -> list[Lease]:
-        """Hand out again what a lost answer took, then lease the first waiting jobs.
+        """Hand out the leases of a lost answer again, then lease the first waiting jobs.
 
-        A claim changes the store, so a claimer that lost the answer must get the same leases again,
-        and a claim that the network kept back must not take leases for a caller that has given up.
+        A claim changes the store. So a claimer that lost the answer must get the same leases again,
+        and a claim that the network delayed must take none for a caller that has given up.
         """
         if claim.number <= self._claims.get(claim.instance, 0):
             return []
         self._claims[claim.instance] = claim.number
-        self._heard(worker_id)
-        taken = self._lost_answers(claim, limit)
-        for job in taken:
-            self._prolong(job, job.token)
-        if not self.paused and len(taken) < limit:
-            self._elapse()
-            while len(taken) < limit and (next_job := self._next()) is not None:
-                self._lease(next_job, worker_id)
-                taken.append(next_job)
-        sent = self._unreceived[claim.instance]
-        sent.update({(job.job_id, job.fence): claim.number for job in taken})
-        return [job.lease(self._now_ms) for job in taken]
+        self._note_worker(worker_id)
+        jobs = self._lost_answers(claim)[:limit]
+        for job in jobs:
+            self._renew(job, job.token)
+        if not self.paused and len(jobs) < limit:
+            self._do_what_is_due()
+            for job in self._first_waiting(limit - len(jobs)):
+                self._lease(job, worker_id)
+                jobs.append(job)
+        for job in jobs:
+            job.instance, job.claim_number = claim.instance, claim.number
+        return [self._lease_of(job) for job in jobs]
 
-    def _lost_answers(self, claim: ClaimId, limit: int) -> list[StoredJob]:
-        """Leases of earlier claims that never arrived and are still held."""
-        sent = self._unreceived.setdefault(claim.instance, {})
-        found: list[StoredJob] = []
-        for (job_id, fence), number in list(sent.items()):
-            job = self.jobs.get(job_id)
-            held = job is not None and job.state == "running" and job.fence == fence
-            if number == claim.received or job is None or not held:
-                del sent[job_id, fence]
-            elif len(found) < limit:
-                found.append(job)
-        return found
+    def _lost_answers(self, claim: ClaimId) -> list[StoredJob]:
+        """Leases of earlier claims whose answers the claimer did not receive."""
+        running = (job for job in self._unfinished.values() if job.state == "running")
+        held = [job for job in running if job.instance == claim.instance and job.claim_number]
+        for job in held:
+            if job.claim_number == claim.received:
+                job.claim_number = 0
+        return [job for job in held if job.claim_number]
 
-    def _next(self) -> StoredJob | None:
-        while self._ready:
-            _, place, job_id = heappop(self._ready)
-            job = self.jobs.get(job_id)
-            if job is None or (job.state, job.place, job.due_ms) != ("waiting", place, 0):
-                continue
-            if not job.outlived(self._now_ms):
-                return job
-            self._expire(job)
-        return None
+    def _first_waiting(self, limit: int) -> list[StoredJob]:
+        waiting = (job for job in self._unfinished.values() if job.state == "waiting")
+        ready = (job for job in waiting if job.turn and not job.due_ms)
+        return nsmallest(limit, ready, key=lambda job: (job.new.priority, job.turn))
 
     def _lease(self, job: StoredJob, worker_id: str) -> None:
         self._step(
@@ -201,14 +258,23 @@ class MemoryStore:
             worker_id=worker_id,
             lease_until_ms=self._now_ms + self.options.lease_ms,
         )
-        self._set_timer(job, job.lease_until_ms)
+
+    def _lease_of(self, job: StoredJob) -> Lease:
+        """The lease for its holder; `lease_ms` is what is left of it now."""
+        left_ms = job.lease_until_ms - self._now_ms
+        return Lease(queue=self.name, lease_ms=left_ms, **job.fields_of(Lease))
+
+    def record(self, job: StoredJob) -> JobRecord:
+        """The job for the ledger."""
+        extra = {"cancel_requested": True} if job.cancel_requested else {}
+        fields = job.fields_of(JobRecord)
+        return JobRecord(contract="memory", queue=self.name, extra=extra, **fields)
 
     def forget(self, instance: str) -> None:
-        """The instance is closed and will not ask for a lost answer any more."""
+        """Forget a closed instance, which will not ask for a lost answer any more."""
         self._claims.pop(instance, None)
-        self._unreceived.pop(instance, None)
 
-    def _heard(self, worker_id: str, slots: int = 0) -> None:
+    def _note_worker(self, worker_id: str, slots: int = 0) -> None:
         known = self._workers.get(worker_id)
         slots = slots or (known.slots if known else 0)
         self._workers[worker_id] = WorkerBeat(worker_id, self._now_ms, slots)
@@ -228,7 +294,7 @@ class MemoryStore:
             return job
         seen: dict[str, Any] = {}
         if job is not None:
-            seen = {"from_state": job.state, "to_state": job.state, "task": job.task}
+            seen = {"from_state": job.state, "to_state": job.state, "task": job.new.task}
             seen |= {"fence": job.fence, "prev_fence": job.fence, "attempt": job.attempt}
         token_h = short_hash(lease.token.encode())
         self._write("reject", job_id=lease.job_id, token_h=token_h, data=operation, **seen)
@@ -240,43 +306,37 @@ class MemoryStore:
         if isinstance(job, LeaseLost):
             return job
         if 3 * (job.lease_until_ms - self._now_ms) < 2 * self.options.lease_ms:
-            self._prolong(job, lease.token)
-        return job.lease(self._now_ms)
+            self._renew(job, lease.token)
+        return self._lease_of(job)
 
-    def _prolong(self, job: StoredJob, token: str) -> None:
+    def _renew(self, job: StoredJob, token: str) -> None:
         until_ms = self._now_ms + self.options.lease_ms
         if until_ms > job.lease_until_ms:
             self._step(job, "extend", "running", by=token, lease_until_ms=until_ms)
-            self._set_timer(job, until_ms)
 
     def report(self, report: Report) -> LeaseLost | None:
-        """Add news to the job's own events while the lease is held (M-14)."""
+        """Add to the job's own events while the lease is held (M-14)."""
         job = self.guard(report.lease, "report")
         if isinstance(job, LeaseLost):
             return job
-        progress, event = report.progress or job.progress, {"data": report.type}
-        self._step(job, "report", "running", by=report.lease.token, event=event, progress=progress)
-        self._tell(job, report.type, report.step, report.data)
+        by, event = report.lease.token, {"data": report.type}
+        progress = report.progress or job.progress
+        self._step(job, "report", "running", by=by, event=event, progress=progress)
+        self._add_event(job, report.type, report.step, report.data)
         return None
 
     # settle (M-15 to M-18) ----------------------------------------------------------------------
 
-    def replayed(self, outcome: Outcome, settle_h: str) -> Verdict | None:
-        """The verdict that this lease already got for this same outcome, if any (M-17)."""
-        job = self.jobs.get(outcome.lease.job_id)
-        closed = job.closed.get(outcome.lease.fence) if job is not None else None
-        return closed[1] if closed is not None and closed[0] == settle_h else None
-
     def settle(self, outcome: Outcome) -> Verdict:
         """End a lease; a resent outcome gets the verdict it got before."""
         lease, failure = outcome.lease, outcome.failure
-        what = [failure.code, failure.message] if failure else None
+        reason = [failure.code, failure.message] if failure else None
         settle_h = request_hash(
-            lease.token, outcome.kind, short_hash(outcome.result), what, outcome.delay_ms
+            lease.token, outcome.kind, short_hash(outcome.result), reason, outcome.delay_ms
         )
-        again = self.replayed(outcome, settle_h)
-        if again is not None:
-            return again
+        earlier = self.replayed(outcome, settle_h)
+        if earlier is not None:
+            return earlier
         job = self.guard(lease, "settle")
         if isinstance(job, LeaseLost):
             return job
@@ -286,57 +346,43 @@ class MemoryStore:
             del job.closed[min(job.closed)]
         return verdict
 
+    def replayed(self, outcome: Outcome, settle_h: str) -> Verdict | None:
+        """The verdict that this lease already got for this same outcome, if any (M-17)."""
+        job = self.jobs.get(outcome.lease.job_id)
+        closed = job.closed.get(outcome.lease.fence) if job is not None else None
+        return closed[1] if closed is not None and closed[0] == settle_h else None
+
     def _apply(self, job: StoredJob, outcome: Outcome) -> Verdict:
         """End the lease of a running job as the outcome asks, as far as the rules allow."""
-        kind, by, failure = outcome.kind, outcome.lease.token, outcome.failure
-        error = msgspec.json.encode(failure) if failure else b""
-        code = {"error_code": failure.code if failure else ""}
-        if job.cancel_requested and kind in ("fail", "retry", "snooze", "release"):
-            kind = "cancel"  # M-18: a job that is to be cancelled does not wait again
-        if kind in ("fail", "retry"):
-            final = kind == "fail" and failure is not None and not failure.retryable
-            if final or job.attempt >= job.max_attempts:
-                kind = "bury"
-        match kind:
-            case "complete":
-                event = {"result_h": short_hash(outcome.result)}
-                self._finish(job, "complete", "done", event, by=by, result=outcome.result)
-                return COMPLETED
-            case "bury":
-                self._finish(job, "bury", "failed", code, by=by, error=error)
-                return BURIED
-            case "cancel":
-                self._finish(job, "cancel", "cancelled", code, by=by, error=error)
-                return CANCELLED
-            case "fail" | "retry":
-                delay_ms = job.retry_delay_ms if kind == "fail" else outcome.delay_ms
-                return self._wait_again(job, "retry", delay_ms, code, by=by, error=error)
-            case "snooze":
-                spent = job.attempt - 1
-                return self._wait_again(job, "snooze", outcome.delay_ms, {}, by=by, attempt=spent)
-            case "release":  # to its old turn; the fence stays, so the old lease stays stale
-                self._put_back(job, "release", {}, by=by, attempt=job.attempt - 1)
-                self._line_up(job)
-                return RELEASED
-            case _:
-                assert_never(kind)
-
-    def _wait_again(
-        self, job: StoredJob, kind: str, delay_ms: int, event: dict[str, Any], **left: Any
-    ) -> Verdict:
-        due_ms = self._now_ms + delay_ms if delay_ms > 0 else 0
-        self._put_back(job, kind, event, due_ms=due_ms, **left)
-        self._append(job)
-        return Retried(due_ms)
+        kind, failure = _decide(job, outcome), outcome.failure
+        delay_ms = outcome.delay_ms
+        if outcome.kind == "fail":
+            delay_ms = int(job.new.options.get("retry_delay_ms", self.options.retry_delay_ms))
+        event: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
+        if kind == "complete":
+            event["result_h"] = short_hash(outcome.result)
+            changes["result"] = outcome.result
+        if kind in ("retry", "bury", "cancel"):
+            event["error_code"] = failure.code if failure else ""
+            changes["error"] = msgspec.json.encode(failure) if failure else b""
+        if kind in ("snooze", "release"):
+            changes["attempt"] = job.attempt - 1
+        if kind in ("retry", "snooze"):
+            changes["due_ms"] = self._now_ms + delay_ms if delay_ms > 0 else 0
+            changes["turn"] = next(self._turns)  # a released job keeps its turn
+        state = _FINAL_STATES.get(kind, "waiting")
+        self._step(job, kind, state, by=outcome.lease.token, event=event, **changes)
+        return verdict_of(kind, job.due_ms)
 
     # time ---------------------------------------------------------------------------------------
 
     def upkeep(self, worker_id: str = "", slots: int = 0) -> Upkeep:
         """Promote, reclaim, expire and trim; changes nothing that is not due (M-23)."""
         if slots:
-            self._heard(worker_id, slots)
+            self._note_worker(worker_id, slots)
         before = self._totals.copy()
-        promoted = self._elapse()
+        promoted = self._do_what_is_due()
         since = self._totals - before
         return Upkeep(
             promoted=promoted,
@@ -346,72 +392,62 @@ class MemoryStore:
             trimmed=self._trim(),
         )
 
-    def next_change_ms(self) -> int | None:
-        """When time alone may make a job claimable; None when only a call can."""
-        return None if self.paused or not self._timers else self._timers[0][0]
+    def wait_ms(self) -> int:
+        """How long time alone makes no job claimable, at most a lease length.
 
-    def _set_timer(self, job: StoredJob, at_ms: int) -> None:
-        heappush(self._timers, (at_ms, next(self._timer_ids), job.job_id, job.fence))
+        A lease that is taken from now on ends later than that.
+        """
+        jobs = [] if self.paused else self._unfinished.values()
+        times = (job.lease_until_ms or job.due_ms for job in jobs)
+        left_ms = min((ms for ms in times if ms), default=2**53) - self._now_ms
+        return min(max(left_ms, 1), self.options.lease_ms)
 
-    def _elapse(self) -> int:
-        """Do what became due since the last time; returns how many delayed jobs were promoted."""
-        promoted = 0
-        while self._timers and self._timers[0][0] <= self._now_ms:
-            _, _, job_id, fence = heappop(self._timers)
-            job = self.jobs.get(job_id)
-            if job is None:
-                continue
-            if job.state == "running" and job.fence == fence:
-                self.reclaim(job)
-            elif job.outlived(self._now_ms):
-                self._expire(job)
-            elif job.state == "waiting" and 0 < job.due_ms <= self._now_ms:
-                job.due_ms = 0
-                self._append(job)
-                promoted += 1
-        return promoted
-
-    def reclaim(self, job: StoredJob) -> None:
-        """Take back a lease that ran out (M-13)."""
-        if not self.ran_out(job):
-            return
-        wanted = job.cancel_requested
-        self._put_back(job, "reap", {})
-        if wanted:
-            self._finish(job, "cancel", "cancelled")
-        elif job.attempt >= job.max_attempts:
-            starts = f"{job.attempt} of {job.max_attempts} starts"
-            why = f"the lease ran out without an outcome after {starts}"
-            self._bury(job, "bury", "lease_expired", why)
-        else:
-            self._line_up(job)
+    def _do_what_is_due(self) -> int:
+        """Reclaim, expire and promote; returns how many delayed jobs were promoted."""
+        due: list[StoredJob] = []
+        for job in list(self._unfinished.values()):
+            if job.state == "running":
+                if self.ran_out(job):
+                    self.reclaim(job)
+            elif 0 < job.expires_ms <= self._now_ms:
+                why = f"not started within its time to live of {job.new.ttl_ms} ms"
+                self._bury(job, "expire", "expired", why)
+            elif job.turn and 0 < job.due_ms <= self._now_ms:
+                due.append(job)
+        for job in sorted(due, key=lambda job: job.due_ms):
+            job.due_ms, job.turn = 0, next(self._turns)
+        return len(due)
 
     def ran_out(self, job: StoredJob) -> bool:
-        """Whether the lease is over now, counting every extension since its timer was set."""
+        """Whether the lease of a running job is over."""
         return job.lease_until_ms <= self._now_ms
 
-    def _expire(self, job: StoredJob) -> None:
-        why = f"not started within its time to live of {job.ttl_ms} ms"
-        self._bury(job, "expire", "expired", why)
+    def reclaim(self, job: StoredJob) -> None:
+        """Take back a lease that ran out; the job keeps its turn (M-13)."""
+        self._step(job, "reap", "waiting")
+        if job.cancel_requested:
+            self._step(job, "cancel", "cancelled")
+        elif job.is_last_attempt:
+            starts = f"{job.attempt} of {job.new.max_attempts} starts"
+            why = f"the lease ran out without an outcome after {starts}"
+            self._bury(job, "bury", "lease_expired", why)
 
     def _trim(self) -> int:
         """Remove what finished longer than `keep_ms` ago, and the oldest journal events."""
-        before_ms, trimmed = self._now_ms - self.options.keep_ms, 0
-        while self._finished and self._finished[0][0] < before_ms:
-            _, ver, job_id = self._finished.popleft()
-            job = self.jobs.get(job_id)
-            if job is not None and job.ver == ver:  # else it was reopened or removed since
-                self._remove(job, "kept long enough")
-                trimmed += 1
+        before_ms = self._now_ms - self.options.keep_ms
+        finished = (job for job in self.jobs.values() if job.state in MACHINE.final)
+        old = [job for job in finished if job.updated_ms < before_ms]
+        for job in old:
+            self._remove(job, "kept long enough")
         extra = max(len(self._journal) - self.options.journal_events_max, 0)
         del self._journal[:extra]
         self._trimmed += extra
-        return trimmed + extra
+        return len(old) + extra
 
     # operators (M-10, M-19 to M-21) -------------------------------------------------------------
 
     def pause(self, paused: bool) -> None:
-        """Stop or begin again to hand out leases."""
+        """Stop or resume handing out leases."""
         if self.paused != paused:
             self.paused = paused
             self._write("pause" if paused else "resume")
@@ -420,57 +456,39 @@ class MemoryStore:
         """Send a finished job back with all its attempts; the fence goes on rising."""
         job = self.jobs.get(job_id)
         if job is None:
-            return _UNKNOWN
-        if job.state not in MEMORY.final:
+            return _NOT_FOUND
+        if job.state not in MACHINE.final:
             return f"the job is {job.state}; only a finished job can be sent back"
         fresh: dict[str, Any] = {"attempt": 0, "result": b"", "error": b"", "progress": b""}
-        self._step(job, "reopen", "waiting", worker_id="", **fresh)
-        self._depth += 1
-        self._append(job)
+        self._step(job, "reopen", "waiting", turn=next(self._turns), **fresh)
         return "ok"
 
     def cancel(self, job_id: str) -> str:
-        """End a waiting job now; mark a running one for its holder, who hears of it at extend."""
+        """End a waiting job now; mark a running one for its holder, which learns it at extend."""
         job = self.jobs.get(job_id)
         if job is None:
-            return _UNKNOWN
+            return _NOT_FOUND
         if job.state == "running":
             job.cancel_requested = True
             return "requested"
         if job.state != "waiting":
             return f"the job is {job.state} already"
-        self._finish(job, "cancel", "cancelled")
+        self._step(job, "cancel", "cancelled")
         return "ok"
 
     def remove(self, job_id: str) -> str:
         """Delete a job that is not running."""
         job = self.jobs.get(job_id)
         if job is None:
-            return _UNKNOWN
+            return _NOT_FOUND
         if job.state == "running":
             return "the job is running; cancel it first"
         self._remove(job, "by an operator")
         return "ok"
 
-    def find(self, query: Query) -> Page:
-        """Jobs newest first; a page ends at `limit` and goes on after its last job."""
-        newest = reversed(self.jobs.values())
-        if query.after:
-            if query.after not in self.jobs:
-                return Page([])
-            next(job for job in newest if job.job_id == query.after)
-        records: list[JobRecord] = []
-        for job in newest:
-            in_state = not query.states or job.state in query.states
-            if in_state and (not query.task or job.task == query.task):
-                if len(records) == query.limit:
-                    return Page(records, records[-1].job_id)
-                records.append(job.record())
-        return Page(records)
-
     def counts(self) -> Counts:
-        """Depths by state, how often each step happened, and who asked for work lately."""
-        states = dict.fromkeys(MEMORY.states, 0) | Counter(job.state for job in self.jobs.values())
+        """Depths by state, how often each step happened, and how many workers are alive."""
+        states = dict.fromkeys(MACHINE.states, 0) | Counter(job.state for job in self.jobs.values())
         waiting_ms = (job.created_ms for job in self.jobs.values() if job.state == "waiting")
         return Counts(
             states=states,
@@ -481,58 +499,20 @@ class MemoryStore:
         )
 
     def workers(self) -> list[WorkerBeat]:
-        """The workers that asked for work lately."""
-        silent_ms = self._now_ms - _WORKER_SILENT_LEASES * self.options.lease_ms
+        """The workers that claimed or reported their slots lately."""
+        silent_ms = self._now_ms - 2 * self.options.lease_ms
         return [beat for beat in self._workers.values() if beat.last_ms >= silent_ms]
 
     # steps, each of them one journal event ------------------------------------------------------
 
-    def place(self, job: StoredJob) -> None:
-        """Make a stored job claimable: part of the same step as storing it (M-2)."""
-        self._append(job)
-
-    def _append(self, job: StoredJob) -> None:
-        """Put a job behind all others of its priority, or aside until it is due."""
-        job.place = next(self._places)
-        self._line_up(job)
-
-    def _line_up(self, job: StoredJob) -> None:
-        """Put a job where its `place` says: a released or reclaimed job keeps its turn."""
-        self.arrivals += 1
-        if job.due_ms:
-            self._set_timer(job, job.due_ms)
-        else:
-            heappush(self._ready, (job.priority, job.place, job.job_id))
-
-    def _put_back(self, job: StoredJob, kind: str, event: dict[str, Any], **left: Any) -> None:
-        """Close the lease of a running job, which waits again; its turn is the caller's choice."""
-        over: dict[str, Any] = {"token": "", "worker_id": "", "lease_until_ms": 0, "due_ms": 0}
-        self._step(job, kind, "waiting", event=event, **(over | left))
-
-    def _finish(
-        self,
-        job: StoredJob,
-        kind: str,
-        state: str,
-        event: dict[str, Any] | None = None,
-        **left: Any,
-    ) -> None:
-        """End a job for good, whether it was leased or waiting."""
-        left |= {"token": "", "lease_until_ms": 0, "due_ms": 0, "cancel_requested": False}
-        self._step(job, kind, state, event=event, **left)
-        self._depth -= 1
-        self._finished.append((job.updated_ms, job.ver, job.job_id))
-
     def _bury(self, job: StoredJob, kind: str, code: str, message: str) -> None:
         """End a job as failed by the store's own decision, with a reason that the ledger shows."""
         error = msgspec.json.encode({"code": code, "message": message, "retryable": False})
-        self._finish(job, kind, "failed", {"error_code": code}, error=error)
+        self._step(job, kind, "failed", event={"error_code": code}, error=error)
 
     def _remove(self, job: StoredJob, why: str) -> None:
-        if job.state == "waiting":
-            self._depth -= 1
         self._step(job, "remove", "", event={"data": why})
-        del self.jobs[job.job_id]
+        del self.jobs[job.new.job_id]
         if job.key:
             self._keys.pop(job.key, None)
 
@@ -544,34 +524,43 @@ class MemoryStore:
         *,
         by: str = "",
         event: dict[str, Any] | None = None,
-        **left: Any,
+        **changes: Any,
     ) -> None:
-        """Move a job: check the table, change the fields that `left` names, write the event (M-22).
+        """Move a job: check the table, change its fields, write the event (M-22).
 
-        `by` is the token shown by the caller. `event` holds fields that only the event has.
+        A step out of `running` ends the lease. `by` is the token that the caller showed, `event`
+        has fields that only the event has, `changes` those of the job.
         """
         if job.state and to_state and to_state != job.state:
-            MEMORY.require(job.state, to_state, reopening=kind == "reopen")
+            MACHINE.require(job.state, to_state, reopening=kind == "reopen")
         from_state, prev_fence, prev_until_ms = job.state, job.fence, job.lease_until_ms
         # A step under a lease names its holder, any other step none.
         token, worker_id = by or job.token, job.worker_id
-        for name, value in left.items():
+        if to_state != "running":
+            job.token, job.lease_until_ms, job.due_ms = "", 0, 0
+        if to_state == "waiting":
+            job.worker_id = ""
+        for name, value in changes.items():
             setattr(job, name, value)
         token, worker_id = token or job.token, job.worker_id or worker_id
         job.state, job.updated_ms, job.ver = to_state, self._now_ms, job.ver + 1
-        shown = {name: getattr(job, name) for name in EVENT_FIELDS}
-        shown |= {"from_state": from_state, "to_state": to_state, "prev_fence": prev_fence}
-        shown |= {"prev_lease_until_ms": prev_until_ms, "worker_id": worker_id if token else ""}
-        token_h = short_hash(token.encode()) if token else ""
-        self._write(kind, token_h=token_h, **shown, **(event or {}))
+        if to_state in ("waiting", "running"):
+            self._unfinished[job.new.job_id] = job
+        else:
+            self._unfinished.pop(job.new.job_id, None)
+            job.cancel_requested = False
+        fields = job.fields_of(JournalEvent) | (event or {})
+        fields |= {"from_state": from_state, "to_state": to_state, "prev_fence": prev_fence}
+        fields |= {"prev_lease_until_ms": prev_until_ms, "worker_id": worker_id if token else ""}
+        self._write(kind, token_h=short_hash(token.encode()) if token else "", **fields)
         if kind not in ("extend", "report", "remove"):
-            self._tell(job, job.state, kind, b'{"attempt":%d}' % job.attempt)
+            self._add_event(job, job.state, kind, b'{"attempt":%d}' % job.attempt)
 
-    def _tell(self, job: StoredJob, kind: str, step: str, data: bytes) -> None:
+    def _add_event(self, job: StoredJob, kind: str, step: str, data: bytes) -> None:
         """Add to the job's own events."""
         event_id = str(self.journal_length)
-        told = JobEvent(event_id=event_id, type=kind, ts_ms=self._now_ms, step=step, data=data)
-        job.events.append(told)
+        event = JobEvent(event_id=event_id, type=kind, ts_ms=self._now_ms, step=step, data=data)
+        job.events.append(event)
 
     @property
     def journal_length(self) -> int:
@@ -585,14 +574,27 @@ class MemoryStore:
 
     def _write(self, kind: str, *, job_id: str = "", **fields: Any) -> None:
         self._totals[kind] += 1
-        self._journal.append(
-            JournalEvent(
-                seq=str(self.journal_length + 1),
-                contract="memory",
-                queue=self.name,
-                job_id=job_id,
-                type=kind,
-                ts_ms=self._now_ms,
-                **fields,
-            )
-        )
+        fields |= {"contract": "memory", "queue": self.name, "ts_ms": self._now_ms}
+        seq = str(self.journal_length + 1)
+        self._journal.append(JournalEvent(seq=seq, job_id=job_id, type=kind, **fields))
+
+
+def _check(new: NewJob) -> Any:
+    """Decode the payload; raises for a job that no store could take (M-5)."""
+    check_job(new)
+    if new.ttl_ms is not None and new.ttl_ms <= 0:
+        raise UsageError(f"ttl_ms is positive or left out, not {new.ttl_ms}")
+    if new.idempotency_key:
+        check_key(new.idempotency_key)
+    return msgspec.json.decode(new.payload)
+
+
+def _decide(job: StoredJob, outcome: Outcome) -> OutcomeKind:
+    """What becomes of an outcome: `fail` and `retry` bury a job that has no attempt left."""
+    kind, failure = outcome.kind, outcome.failure
+    if job.cancel_requested and kind in ("fail", "retry", "snooze", "release"):
+        return "cancel"  # M-18: a job that is to be cancelled does not wait again
+    if kind in ("fail", "retry"):
+        final = kind == "fail" and failure is not None and not failure.retryable
+        return "bury" if final or job.is_last_attempt else "retry"
+    return kind

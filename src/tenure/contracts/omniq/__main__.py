@@ -1,9 +1,9 @@
-"""Our scripts for the official SDKs, which take a folder of Lua files by fifteen fixed names.
+"""Writes our scripts into a folder for the official SDKs, which load fifteen files by fixed names.
 
     python -m tenure.contracts.omniq FOLDER
 
-A client that is pointed at the folder (in Python `OmniqClient(scripts_dir=FOLDER)`) works as
-before, without stacked leases, leaked slots and duplicate ids, and its steps are in the journal.
+A client that uses the folder (in Python `OmniqClient(scripts_dir=FOLDER)`) works as before, without
+stacked leases, leaked slots and duplicate ids. Its steps are in the journal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tenure.contracts.omniq.calls import SCRIPTS
 
-SDK_SCRIPTS = (
+_SDK_SCRIPTS = (
     "enqueue", "reserve", "heartbeat", "ack_success", "ack_fail", "promote_delayed", "reap_expired",
     "pause", "resume", "retry_failed", "retry_failed_batch", "remove_job", "remove_jobs_batch",
     "childs_init", "child_ack",
@@ -21,9 +21,9 @@ SDK_SCRIPTS = (
 
 
 def write_scripts(folder: Path) -> list[Path]:
-    """Write the fifteen files, includes expanded, into a folder that is made if needed."""
+    """Write the fifteen files, their includes expanded; creates the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.lua" for name in SDK_SCRIPTS]
+    paths = [folder / f"{name}.lua" for name in _SDK_SCRIPTS]
     for path in paths:
         path.write_text(SCRIPTS[path.stem].source, encoding="utf-8")
     return paths

@@ -1,8 +1,8 @@
-"""Runs the scripts of one queue, and knows which answers may have been lost.
+"""Runs the scripts of one queue, and records which answers may have been lost.
 
-A call that changes something names its caller's `instance` and says whether an earlier call of that
-instance may be unanswered. While none is, the store remembers what the last call did; otherwise it
-remembers more, and after a loss it looks there, so that a repetition is recognised.
+A call that changes something names the `instance` of its caller and says whether an earlier call of
+that instance may be unanswered. If none is, the store keeps what the last call did. Otherwise it
+keeps more, and after a lost answer it searches that record, so that a repetition is recognised.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.omniq")
 
-# How long after a loss the lost call may still be sent again.
-_DOUBT_S = 300.0
-_UNDER_WAY, _LOST = 1, 2
+# How long after a lost answer the call may still be sent again.
+_RESEND_S = 300.0
+_PENDING, _LOST = 1, 2
 _TRIES_MAX = 6
 _PAUSE_S = 0.05
 _PATIENCE_S = 60.0
-# One script passes once over a long list, whatever it removes: a few at a time keep it short.
+# A script passes over a long list once, however many jobs it removes: few jobs keep it short.
 _STEER_MAX = 25
 
 
@@ -36,31 +36,34 @@ class Calls:
     def __init__(self, redis: Redis, queue: str) -> None:
         self.redis = redis
         self.instance = secrets.token_hex(6)
-        # The one key that every script is given; it names the queue and is never written.
+        # The one key of every script: it names the queue and is never written.
         self._keys = [f"{queue_base(queue)}:meta"]
-        self._under_way = 0
-        self._doubt_until = 0.0
+        self._pending = 0
+        self._resend_until = 0.0
 
     async def run(self, name: str, *args: Arg) -> Any:
-        """Run a script that may be repeated without harm."""
+        """Run a script whose repetition does no harm."""
         return await self.redis.run(SCRIPTS[name], self._keys, args)
 
-    async def remembered(self, name: str, before: tuple[Arg, ...], *args: Arg) -> Any:
-        """Run a script that remembers what it did; `before` goes before instance and doubt."""
+    async def run_once(self, name: str, before: tuple[Arg, ...], *args: Arg) -> Any:
+        """Run a script that recognises its repetition.
+
+        Its arguments are `before`, the instance, whether a call is unanswered, and `args`.
+        """
         loop = asyncio.get_running_loop()
-        doubt = _UNDER_WAY if self._under_way else 0
-        if loop.time() < self._doubt_until:
-            doubt = _LOST
-        self._under_way += 1
+        unanswered = _PENDING if self._pending else 0
+        if loop.time() < self._resend_until:
+            unanswered = _LOST
+        self._pending += 1
         try:
-            return await self.run(name, *before, self.instance, doubt, *args)
+            return await self.run(name, *before, self.instance, unanswered, *args)
         except (ServerError, StoreUnreachable):
-            raise  # it was not executed, or it said what was wrong
+            raise  # it was answered, or not executed
         except (asyncio.CancelledError, TenureError):
-            self._doubt_until = loop.time() + _DOUBT_S
+            self._resend_until = loop.time() + _RESEND_S
             raise
         finally:
-            self._under_way -= 1
+            self._pending -= 1
 
     async def steer(
         self,
@@ -71,24 +74,24 @@ class Calls:
         now_ms: int = 0,
         keep_failed: int = 0,
     ) -> list[str]:
-        """Cancel, retry or remove jobs; OmniQ's word per id.
+        """Cancel, retry or remove jobs; OmniQ's answer per id.
 
-        The script answers AGAIN for what would block the server too long; that is sent again.
+        The script answers AGAIN for jobs whose search would block the server; they are sent again.
         """
-        words: dict[int, str] = {}
+        answers: dict[int, str] = {}
         pending = list(range(len(job_ids)))
         while pending:
             chunk = pending[:_STEER_MAX]
             ids = [job_ids[at] for at in chunk]
             replies = await self.run("steer", now_ms, verb, lane, keep_failed, *ids)
-            answered = zip(chunk, replies, strict=True)
-            words |= {at: reply.decode() for at, reply in answered if reply != b"AGAIN"}
-            pending = [at for at in pending if at not in words]
-        return [words[at] for at in range(len(job_ids))]
+            pairs = zip(chunk, replies, strict=True)
+            answers |= {at: reply.decode() for at, reply in pairs if reply != b"AGAIN"}
+            pending = [at for at in pending if at not in answers]
+        return [answers[at] for at in range(len(job_ids))]
 
 
 async def insist(call: Any) -> Any:
-    """Make a call again until the store answers, for about two seconds; each of ours may be."""
+    """Repeat a call until the store answers, for about two seconds."""
     return await resend(
         call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, ends=ServerError, pause_s=_pause_s
     )

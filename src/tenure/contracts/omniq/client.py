@@ -1,4 +1,4 @@
-"""OmniQ's own client, by the names of its contract: `Client` is asynchronous, `SyncClient` is not.
+"""OmniQ's own client with the names of its contract: `Client` for asyncio, `SyncClient` without.
 
     async with Client("redis://localhost:6379/0") as client:
         job_id = await client.publish("emails", {"to": "ada"}, gid="tenant-7", group_limit=2)
@@ -6,8 +6,8 @@
         if job is not None and job.status == "JOB":
             await client.ack_success("emails", job.job_id, job.lease_token)
 
-Time is the server's unless `now_ms_override` is given. The client repeats a call whose answer was
-lost; the store recognises the repetition and does it once.
+Time is the server's unless `now_ms_override` is given. If an answer is lost, the client sends the
+call again; the scripts recognise the repetition and execute it once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import msgspec
 
 from tenure.contracts.omniq import options as names
 from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
-from tenure.contracts.omniq.consume import Handler, consume, warn_quarantined
+from tenure.contracts.omniq.consume import Handler, consume
 from tenure.contracts.omniq.monitor import Monitor
 from tenure.contracts.omniq.options import Options, OptionValue, Refused, refusal
-from tenure.contracts.omniq.queue import Claimer, OmniqQueue, jitter
+from tenure.contracts.omniq.queue import Claimer, OmniqQueue, cut_error, jitter
 from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     Publication,
@@ -41,14 +41,14 @@ from tenure.contracts.omniq.submission import (
     structured,
 )
 from tenure.core.errors import Conflict, StoreError
+from tenure.core.seam import Quarantined
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import in_batches
 
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
-LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
+_LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 
 _TEND_STEP = 200
-_ERROR_BYTES_MAX = 4096
 _COUNTER_CHARS_MAX = 128
 
 
@@ -72,7 +72,7 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchItem(msgspec.Struct, frozen=True):
-    """What became of one job of a batch: `status` is OK or ERR, and then `reason` says why."""
+    """The result for one job of a batch; `reason` says why `status` is ERR."""
 
     job_id: str
     status: Literal["OK", "ERR"]
@@ -84,7 +84,7 @@ AckFailResult: TypeAlias = tuple[Literal["RETRY"], int] | tuple[Literal["FAILED"
 
 
 class _OneQueue(NamedTuple):
-    """What the client keeps of one queue."""
+    """What the client keeps for one queue."""
 
     calls: Calls
     claimer: Claimer
@@ -92,7 +92,7 @@ class _OneQueue(NamedTuple):
 
 
 class Client:
-    """A client for one event loop; it connects on first use and may work on any queue."""
+    """A client of one server, for one event loop; it connects on first use."""
 
     queue_base = staticmethod(names.queue_base)
     ulid = staticmethod(new_ulid)
@@ -116,7 +116,7 @@ class Client:
         return time.time_ns() // 1_000_000
 
     async def close(self) -> None:
-        """Let go of the connections; leases that are still held run out by themselves."""
+        """Close the connections; leases that are still held expire."""
         for queue in self._queues.values():
             await queue.claimer.close()
         await self._redis.close()
@@ -133,13 +133,13 @@ class Client:
     ) -> str:
         """Store one job; returns its id.
 
-        The same id again is the same job; with another payload it raises `Conflict`.
+        Publishing an id again changes nothing; with another payload it raises `Conflict`.
         """
         (stored,) = await self._publish(queue, [publication(payload, **options)], now_ms_override)
         return stored
 
     async def publish_json(self, queue: str, payload: Any, **options: Any) -> str:
-        """`publish` for a dataclass, a msgspec struct or a pydantic model, too."""
+        """`publish` that also takes a dataclass, a msgspec struct or a pydantic model."""
         return await self.publish(queue, structured(payload), **options)
 
     async def publish_many(
@@ -149,9 +149,9 @@ class Client:
         *,
         now_ms_override: int = 0,
     ) -> list[str]:
-        """Store many jobs, each a payload and the options of `publish`; their ids in order.
+        """Store many jobs, each a payload and the options of `publish`; returns their ids.
 
-        All are checked before the first is stored; each batch of five hundred is one step.
+        All are checked before the first is stored. Each batch of five hundred is one script call.
         """
         made = [publication(payload, **options) for payload, options in jobs]
         return await self._publish(queue, made, now_ms_override)
@@ -161,7 +161,7 @@ class Client:
 
         async def send(batch: Sequence[Publication]) -> list[str]:
             args = script_args(batch)
-            _, *others = await insist(lambda: calls.remembered("publish", (now_ms,), 0, 0, *args))
+            _, *others = await insist(lambda: calls.run_once("publish", (now_ms,), 0, 0, *args))
             for _, status, job_id, _ in others:
                 if status == b"conflict":
                     raise Conflict(
@@ -176,7 +176,7 @@ class Client:
     # -- leases -----------------------------------------------------------------------------------
 
     async def reserve(self, queue: str, now_ms_override: int = 0) -> ReserveResult:
-        """Take one lease: None when there is no job, `Paused` when there may be none."""
+        """Take one lease: None if there is no job, `Paused` if the queue is paused."""
         state, jobs = await self._reserve(queue, 1, now_ms_override)
         if jobs:
             return jobs[0]
@@ -185,20 +185,20 @@ class Client:
     async def reserve_many(
         self, queue: str, limit: int, *, now_ms_override: int = 0
     ) -> list[Reserved]:
-        """Take up to `limit` leases in one step; [] when there is no job or the queue is paused."""
+        """Take up to `limit` leases at once; [] if there is no job or the queue is paused."""
         check_number("limit", limit, 1)
         return (await self._reserve(queue, limit, now_ms_override))[1]
 
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._of(queue).claimer
         reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
-        warn_quarantined(queue, claimer.quarantine.take())
+        _warn_quarantined(queue, claimer.quarantine.take())
         return reply[0], [_reserved(*row) for row in reply[4]]
 
     async def heartbeat(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
     ) -> int:
-        """Keep a lease for the job's timeout from now; returns when it ends."""
+        """Extend a lease to the job's timeout from now; returns when it ends."""
         args = (now_ms_override, self._worker_id, 0, job_id, lease_token, "")
         (reply,) = await self._run(queue, "extend", *args)
         if reply[0] == b"lost":
@@ -208,7 +208,7 @@ class Client:
     async def ack_success(
         self, queue: str, job_id: str, lease_token: str, now_ms_override: int = 0
     ) -> None:
-        """End a lease: done. A second ack raises `TokenMismatch`."""
+        """Complete the job of a lease. A second ack raises `TokenMismatch`."""
         await self._ack(queue, job_id, lease_token, "complete", now_ms_override)
 
     async def ack_fail(
@@ -220,7 +220,7 @@ class Client:
         *,
         error: str = "",
     ) -> AckFailResult:
-        """End a lease: it failed. ("RETRY", due_ms), or ("FAILED", None) after the last attempt."""
+        """Fail an attempt: ("RETRY", due_ms), or ("FAILED", None) after the last attempt."""
         reply = await self._ack(queue, job_id, lease_token, "fail", now_ms_override, error)
         return ("RETRY", int(reply[1])) if reply[0] == b"retry" else ("FAILED", None)
 
@@ -228,16 +228,14 @@ class Client:
         self, queue: str, job_id: str, token: str, kind: str, now_ms: int, error: str = ""
     ) -> Any:
         calls, claimer, options = self._of(queue)
-        said = error.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
-        # The same for every repetition by `insist`, so that only those are answered alike.
+        last_error = cut_error(error)
+        # Repetitions by `insist` carry the same id, and only they get the first answer again.
         request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
             options.keep_completed, options.keep_failed, jitter(), request,
-            job_id, token, "", kind, 0, "", "", said, "", "error" if said else "",
+            job_id, token, "", kind, 0, "", "", last_error, "", "error" if last_error else "",
         )  # fmt: skip
-        (reply,) = await insist(
-            lambda: calls.remembered("settle", (now_ms, self._worker_id), *args)
-        )
+        (reply,) = await insist(lambda: calls.run_once("settle", (now_ms, self._worker_id), *args))
         if reply != 1 and reply[0] == b"lost":
             raise refusal(job_id, reply[1])
         claimer.release(job_id)
@@ -248,15 +246,15 @@ class Client:
     async def promote_delayed(
         self, queue: str, max_promote: int = 1000, now_ms_override: int = 0
     ) -> int:
-        """Let due jobs join their lanes; how many did."""
+        """Move due jobs into their lanes; returns how many."""
         return await self._tend(queue, "promote_delayed", max_promote, now_ms_override)
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
-        """Take back leases that ran out; how many did."""
+        """Take back expired leases; returns how many."""
         return await self._tend(queue, "reap_expired", max_reap, now_ms_override)
 
     async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
-        """In steps, so that a thousand due jobs do not block the server for others."""
+        """Work in steps, so that a thousand due jobs do not block the server's other clients."""
         done, recount = 0, False
         while done < most:
             step = min(_TEND_STEP, most - done)
@@ -265,17 +263,17 @@ class Client:
             recount = recount or 1 in orphans
             if count < step:
                 break
-        if recount:  # a lease had no job any more: the slots of its group are counted anew
+        if recount:  # the job of a lease was deleted, and with it the name of its group
             await self.repair(queue)
         return done
 
     async def pause(self, queue: str) -> str:
-        """Hand out no more leases; what runs goes on. Returns "OK"."""
+        """Hand out no more leases; running jobs continue. Returns "OK"."""
         reply: bytes = await self._run(queue, "pause")
         return reply.decode()
 
     async def resume(self, queue: str) -> int:
-        """Hand out leases again; 1, or 0 when the queue was not paused."""
+        """Hand out leases again; 1, or 0 if the queue was not paused."""
         return int(await self._run(queue, "resume"))
 
     async def is_paused(self, queue: str) -> bool:
@@ -294,25 +292,25 @@ class Client:
         self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
     ) -> list[BatchItem]:
         """Send failed jobs back; one answer per id."""
-        words = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
-        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        answers = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
+        return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
-        """Remove a job that nobody runs from its lane; raises `Refused`."""
+        """Remove a job that is not running from its lane; raises `Refused`."""
         (item,) = await self.remove_jobs_batch(queue, lane, [job_id])
         _check_accepted("REMOVE_JOB", item)
 
     async def remove_jobs_batch(
         self, queue: str, lane: Lane, job_ids: Sequence[str]
     ) -> list[BatchItem]:
-        """Remove jobs that nobody runs from a lane; one answer per id."""
-        if lane not in LANES:
+        """Remove jobs that are not running from a lane; one answer per id."""
+        if lane not in _LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
-        words = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
-        return [_batch_item(*pair) for pair in zip(job_ids, words, strict=True)]
+        answers = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
+        return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def repair(self, queue: str) -> int:
-        """Put counters and mirror tables right, as upkeep does; how many entries were wrong."""
+        """Correct counters and index tables, as upkeep does; returns how many were wrong."""
         return await repair(self._of(queue).calls, names.queue_base(queue)[1:-1])
 
     async def childs_init(self, key: str, expected: int) -> None:
@@ -322,11 +320,11 @@ class Client:
             raise Refused("CHILDS_INIT", f"counter {key!r}", reply[1].decode())
 
     async def child_ack(self, key: str, child_id: str) -> int:
-        """One child is done, and counts once; how many are left, or -1 without a counter."""
+        """Count one child as done, once; returns how many are left, or -1 without a counter."""
         reply = await self._count(key, "child_ack", child_id, secrets.token_hex(8))
         if reply[0] != b"OK":
             return -1
-        if reply[1] == 0:  # answered, so nothing needs to be remembered for a repetition
+        if reply[1] == 0:  # answered, so the record for a repetition can go
             with contextlib.suppress(StoreError):
                 await self._redis.call("DEL", f"{_counter(key)}:last")
         return int(reply[1])
@@ -336,17 +334,18 @@ class Client:
         return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
 
     async def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
-        """Run `handler(ctx)` for every job until a signal (or `stop`, an event) ends it.
+        """Run `handler(ctx)` for every job until a signal or the event `stop`.
 
         The settings are those of `consume.consume`: concurrency, drain, signals, stop, beat_s.
         """
         options = Options(queue=names.queue_base(queue)[1:-1])
         worker = f"{self._worker_id}-{secrets.token_hex(3)}"
-        source = OmniqQueue(Redis(self._url, name="tenure-omniq"), options, worker_id=worker)
-        try:
-            await consume(source, handler, self, **settings)
-        finally:
-            await source.close()
+
+        def open_queue() -> OmniqQueue:
+            return OmniqQueue(Redis(self._url, name="tenure-omniq"), options, worker_id=worker)
+
+        open_queue.__name__ = options.queue  # by which the worker's log names the queue
+        await consume(open_queue, handler, self, **settings)
 
     async def _run(self, queue: str, name: str, *args: Arg) -> Any:
         calls = self._of(queue).calls
@@ -363,7 +362,7 @@ class Client:
 
 
 class _Blocking:
-    """An object whose coroutine functions are called without `await`."""
+    """Calls the coroutine functions of an object without `await`."""
 
     def __init__(self, target: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._target = target
@@ -382,12 +381,12 @@ class _Blocking:
 
 
 class SyncClient(_Blocking):
-    """`Client` for programs without an event loop; arguments and answers are the same.
+    """`Client` for programs without an event loop, with the same arguments and answers.
 
         with SyncClient("redis://localhost:6379/0") as client:
             client.publish(queue="emails", payload={"to": "ada"})
 
-    The calls run in an event loop in a thread of its own; threads may share one `SyncClient`.
+    The calls run in an event loop in its own thread; threads may share one `SyncClient`.
     """
 
     def __init__(self, redis_url: str = "redis://localhost:6379/0", *, worker_id: str = "") -> None:
@@ -405,7 +404,7 @@ class SyncClient(_Blocking):
         self.close()
 
     def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
-        """Run `handler(ctx)` for every job in this thread until a signal ends it."""
+        """Run `handler(ctx)` for every job until a signal; it blocks this thread."""
 
         async def serve() -> None:
             async with self._open() as client:
@@ -414,7 +413,7 @@ class SyncClient(_Blocking):
         asyncio.run(serve())
 
     def close(self) -> None:
-        """Let go of the connections, and end the thread."""
+        """Close the connections and end the thread."""
         if self._thread.is_alive():
             self._in_loop(self._target.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -426,6 +425,14 @@ class SyncClient(_Blocking):
 
     def _in_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+def _warn_quarantined(queue: str, records: Iterable[Quarantined]) -> None:
+    for record in records:
+        import structlog  # slow to import, and rarely needed here
+
+        log = structlog.get_logger("tenure.omniq")
+        log.warning("record_quarantined", queue=queue, job_id=record.job_id, reason=record.reason)
 
 
 def _reserved(
@@ -450,8 +457,8 @@ def _reserved(
     )
 
 
-def _batch_item(job_id: str, word: str) -> BatchItem:
-    return BatchItem(job_id, "OK") if word == "OK" else BatchItem(job_id, "ERR", word)
+def _batch_item(job_id: str, answer: str) -> BatchItem:
+    return BatchItem(job_id, "OK") if answer == "OK" else BatchItem(job_id, "ERR", answer)
 
 
 def _check_accepted(operation: str, item: BatchItem) -> None:
@@ -460,7 +467,7 @@ def _check_accepted(operation: str, item: BatchItem) -> None:
 
 
 def _counter(key: str) -> str:
-    """The prefix of the keys of a counter, which belongs to no queue."""
+    """The prefix of a counter's keys; counters belong to no queue."""
     name = key.strip()
     if not name or len(name) > _COUNTER_CHARS_MAX or "{" in name or "}" in name:
         raise OptionValue(f"counter {key!r:.60}: 1 to {_COUNTER_CHARS_MAX} characters, no braces")

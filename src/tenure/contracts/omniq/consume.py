@@ -1,62 +1,60 @@
-"""`consume`: run a handler for every job of a queue, in this event loop.
+"""`consume`, the contract's helper that runs a handler for every job of a queue.
 
-One claim takes as many jobs as there are free slots, one call keeps all leases, one call ends all
-that finished since the last one. Upkeep goes on while handlers run. A handler that loses its lease
-is cancelled (`ctx.lost` is set for one that runs in a thread), and nothing more is written for it.
-
-It is the contract's helper for a program of its own. `tenure.Worker` serves the same queue with
-more around it: processes, a keeper that a blocked event loop cannot starve, metrics, many queues.
+It is `tenure.Worker` for one queue and one handler, which is given OmniQ's `ctx`. If a handler's
+lease is lost, it is cancelled; in a thread it has to look at `ctx.lost`. Nothing more is written
+for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
-import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from tenure.contracts.omniq.queue import OmniqQueue
 from tenure.core.encoding import from_json
-from tenure.core.errors import LeaseLost, StoreError
 from tenure.core.lease import Lease
-from tenure.core.outcome import Outcome
-from tenure.core.retry import judge
-from tenure.core.seam import Quarantined
+
+if TYPE_CHECKING:
+    from tenure.worker import Task
 
 _CLAIM_WAIT_MS = 200
-_UPKEEP_S = 1.0
-_BEAT_S_MIN = 0.05
-# How long leases are taken to be while there is none; also bounds how late a cancel is heard.
-_LEASE_MS_IDLE = 3_000
-_BACKLOG_FACTOR = 8
-_LEAVE_S = 1.0
+_BEAT_MS = 1_000
+_DRAIN_MS = 30 * 86_400_000
+_LOST_POLL_S = 0.02
 
 
-def warn(text: str, **facts: object) -> None:
-    """Log a warning; structlog is loaded only when there is one."""
-    import structlog
+class Lost:
+    """`ctx.lost`: set when the attempt was ended from outside, so that its outcome is ignored.
 
-    structlog.get_logger("tenure.omniq").warning(text, **facts)
+    That is when the lease was lost, the job was cancelled, or the consumer hands it back.
+    """
 
+    def __init__(self, is_set: Callable[[], bool] = lambda: False) -> None:
+        self.is_set = is_set
 
-def warn_quarantined(queue: str, records: Iterable[Quarantined]) -> None:
-    """One line for each record that was set aside."""
-    for record in records:
-        warn("record_quarantined", queue=queue, job_id=record.job_id, reason=record.reason)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block a plain handler until it is set; False if `timeout` seconds passed before."""
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while not self.is_set():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOST_POLL_S)
+        return True
 
 
 class Exec:
-    """`ctx.exec`: what a handler may do with the queues of its server, by OmniQ's names.
+    """`ctx.exec`: the calls of the client that a handler may make, with OmniQ's names.
 
-    A coroutine awaits each call. A plain handler, which runs in a thread, just calls it; `loop` is
-    then the client's.
+    An `async def` handler awaits them. A plain handler runs in a thread, and the calls block it;
+    `loop` is then the loop of the client.
     """
 
     def __init__(
@@ -67,40 +65,37 @@ class Exec:
         self._loop = loop
 
     def publish(self, queue: str, payload: dict[str, Any] | list[Any], **options: Any) -> Any:
-        """Store a job, with the options of `Client.publish`; its id."""
-        return self._do(self._client.publish(queue, payload, **options))
+        """Store a job, with the options of `Client.publish`; returns its id."""
+        return self._call(self._client.publish(queue, payload, **options))
 
     def pause(self, queue: str) -> Any:
         """Hand out no more leases of a queue."""
-        return self._do(self._client.pause(queue))
+        return self._call(self._client.pause(queue))
 
     def resume(self, queue: str) -> Any:
         """Hand out leases again."""
-        return self._do(self._client.resume(queue))
+        return self._call(self._client.resume(queue))
 
     def is_paused(self, queue: str) -> Any:
         """Whether a queue is paused."""
-        return self._do(self._client.is_paused(queue))
+        return self._call(self._client.is_paused(queue))
 
     def childs_init(self, key: str, expected: int) -> Any:
         """Begin to count children of a parent."""
-        return self._do(self._client.childs_init(key, expected))
+        return self._call(self._client.childs_init(key, expected))
 
     def child_ack(self, key: str, child_id: str | None = None) -> Any:
-        """This job, or the child named, is done; how many are left."""
-        return self._do(self._client.child_ack(key, child_id or self._job_id))
+        """Count this job, or the child named, as done; returns how many are left."""
+        return self._call(self._client.child_ack(key, child_id or self._job_id))
 
-    def _do(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, made: Coroutine[Any, Any, Any]) -> Any:
         if self._loop is None:
-            return call
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+            return made
+        return asyncio.run_coroutine_threadsafe(made, self._loop).result()
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler is given. `lost` is set when the lease is gone: stop, nothing counts.
-
-    `exec` publishes, pauses and counts children on the same server.
-    """
+    """What a handler is given."""
 
     queue: str
     job_id: str
@@ -111,20 +106,20 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     lock_until_ms: int
     lease_token: str
     gid: str
-    lost: threading.Event
+    lost: Lost
     exec: Exec
 
 
 Handler: TypeAlias = Callable[[JobContext], Awaitable[Any] | Any]
 
 
-def context_of(lease: Lease, tools: Exec) -> JobContext:
+def context_of(lease: Lease, tools: Exec, lost: Lost | None = None) -> JobContext:
     """The context of one attempt."""
     raw = lease.payload.decode(errors="replace")
     try:
         payload = from_json(lease.payload)
     except msgspec.DecodeError:
-        payload = raw  # another client stored it so; the handler shall see what is there
+        payload = raw  # another client stored text that is not JSON
     return JobContext(
         queue=lease.queue,
         job_id=lease.job_id,
@@ -135,13 +130,13 @@ def context_of(lease: Lease, tools: Exec) -> JobContext:
         lock_until_ms=lease.lease_until_ms,
         lease_token=lease.token,
         gid=lease.gid,
-        lost=threading.Event(),
+        lost=lost or Lost(),
         exec=tools,
     )
 
 
 async def consume(
-    queue: OmniqQueue,
+    open_queue: Callable[[], OmniqQueue],
     handler: Handler,
     client: Any,
     *,
@@ -151,290 +146,78 @@ async def consume(
     stop: asyncio.Event | None = None,
     beat_s: float | None = None,
 ) -> None:
-    """Until SIGINT, SIGTERM or `stop`: `drain` finishes what runs, else it is handed back at once.
+    """Run jobs until SIGINT, SIGTERM or `stop`. Then finish those that run, or hand them back.
 
-    An `async def` handler runs in the loop, a plain one in a thread. `client` serves `ctx.exec`.
-    `beat_s` is how often leases are kept, by default three times within the shortest.
+    With `drain` it waits for the handlers; without it, their jobs go back to the queue at once. An
+    `async def` handler runs in the loop, a plain one in a thread. `client` makes the calls of
+    `ctx.exec`. `beat_s` is the longest time between two extensions of a lease.
     """
-    ending = stop or asyncio.Event()
-    consumer = _Consumer(queue, handler, client, concurrency=concurrency, beat_s=beat_s)
-    with _on_signals(ending) if signals else contextlib.nullcontext():
-        await consumer.run(ending, drain=drain)
+    # Only a consumer needs the worker; other users of this contract do not load it.
+    import structlog
 
+    from tenure.worker import Settings, Worker
+    from tenure.worker.telemetry import configure_logs
 
-class _Running(msgspec.Struct):
-    """One attempt under way; `until` is when its lease ends on our clock."""
+    if not structlog.is_configured():
+        configure_logs(level="warning")
+    settings = Settings(
+        concurrency=concurrency,
+        claim_wait_ms=_CLAIM_WAIT_MS,
+        keeper_ms_max=_BEAT_MS if beat_s is None else max(1, round(beat_s * 1000)),
+        drain_ms=_DRAIN_MS if drain else 0,
+    )
+    worker = Worker([_task(handler, client)], queues=[open_queue], settings=settings)
 
-    lease: Lease
-    context: JobContext
-    until: float
-    task: asyncio.Task[None] | None = None
+    def release_at_once(name: str, _count: int) -> None:
+        if name == "releasing" and not drain:  # claims under way have ended by now
+            worker.stop(at_once=True)
 
-
-class _Consumer:
-    """Runs one handler over one queue."""
-
-    def __init__(
-        self,
-        queue: OmniqQueue,
-        handler: Handler,
-        client: Any,
-        *,
-        concurrency: int,
-        beat_s: float | None,
-    ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
-        self._queue = queue
-        self._handler = handler
-        self._client = client
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004  # an object with an async call
-        )
-        self._slots = queue.slots = concurrency
-        self._beat_s = beat_s
-        self._running: dict[str, _Running] = {}
-        self._outbox: list[Outcome] = []
-        self._finished = asyncio.Event()
-        self._news = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._shortest_ms = _LEASE_MS_IDLE
-        self._shorter = asyncio.Event()
-
-    async def run(self, stop: asyncio.Event, *, drain: bool) -> None:
-        """Serve until `stop`, then end as told."""
-        settling = asyncio.create_task(self._settle_all())
-        tending = [asyncio.create_task(self._keep_all()), asyncio.create_task(self._tend(stop))]
+    worker.watch.hooks.append(release_at_once)
+    stop = stop or asyncio.Event()
+    watching = asyncio.create_task(_stop_on(stop, worker.stop))
+    with _set_by_signals(stop) if signals else contextlib.nullcontext():
         try:
-            await self._serve(stop)
-            if not drain:
-                self._hand_back()
-            await self._all_ended(None if drain else _LEAVE_S)
+            await worker.serve()
         finally:
-            for task in tending:
-                task.cancel()
-            await self._flushed()
-            settling.cancel()
-            await asyncio.gather(settling, *tending, return_exceptions=True)
-
-    async def _all_ended(self, wait_s: float | None) -> None:
-        """Until every handler has ended; one that ignores its cancellation is left behind."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while self._running:
-                    self._finished.clear()
-                    await self._finished.wait()
-
-    # -- claim and start --------------------------------------------------------------------------
-
-    async def _serve(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            free = self._slots - len(self._running)
-            if free < 1 or len(self._outbox) > _BACKLOG_FACTOR * self._slots + 1000:
-                await self._slot_or(stop)
-                continue
-            sent = self._loop.time()
-            try:
-                leases = await self._queue.claim(free, wait_ms=_CLAIM_WAIT_MS)
-            except StoreError as error:
-                warn("the store does not answer; trying again", error=str(error))
-                await asyncio.sleep(0.2)
-                continue
-            for lease in leases:
-                if stop.is_set():
-                    self._end(Outcome(lease, "release"))
-                else:
-                    self._start(lease, sent)
-            await asyncio.sleep(0)  # what needs no waiting is done before the next claim
-
-    async def _slot_or(self, stop: asyncio.Event) -> None:
-        self._finished.clear()
-        waits = [asyncio.ensure_future(self._finished.wait()), asyncio.ensure_future(stop.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-
-    def _start(self, lease: Lease, sent: float) -> None:
-        own_loop = None if self._is_async else self._loop
-        context = context_of(lease, Exec(self._client, lease.job_id, own_loop))
-        running = _Running(lease, context, sent + lease.lease_ms / 1000)
-        self._running[lease.token] = running
-        running.task = self._loop.create_task(self._attempt(running))
-        if lease.lease_ms < self._shortest_ms:
-            self._shortest_ms = lease.lease_ms
-            self._shorter.set()
-
-    async def _attempt(self, running: _Running) -> None:
-        lease = running.lease
-        error: BaseException | None = None
-        try:
-            if self._is_async:
-                await self._handler(running.context)
-            else:
-                error = await _run_in_thread(self._handler, running.context)
-        except asyncio.CancelledError:
-            self._over(lease)
-            return
-        except (Exception, SystemExit) as raised:  # a handler's exit ends its attempt, not us
-            error = raised
-        self._over(lease)
-        if isinstance(error, LeaseLost) or running.context.lost.is_set():
-            return
-        if error is None:
-            self._end(Outcome(lease, "complete"))
-        else:
-            self._end(judge(lease, error, None, random.random()))
-
-    def _over(self, lease: Lease) -> None:
-        self._running.pop(lease.token, None)
-        self._finished.set()
-
-    # -- end --------------------------------------------------------------------------------------
-
-    def _end(self, outcome: Outcome) -> None:
-        self._outbox.append(outcome)
-        self._news.set()
-
-    async def _settle_all(self) -> None:
-        while True:
-            await self._news.wait()
-            await asyncio.sleep(0)  # whatever ends in the same turn goes in the same call
-            self._news.clear()
-            batch = self._outbox[:]
-            if batch and not await self._settle(batch):
-                self._news.set()
-                await asyncio.sleep(0.2)
-            else:
-                del self._outbox[: len(batch)]
-                self._finished.set()
-
-    async def _settle(self, batch: list[Outcome]) -> bool:
-        """Whether the store has answered; what it has not is sent again."""
-        try:
-            verdicts = await self._queue.settle(batch)
-        except StoreError as error:
-            warn("outcomes are not written yet; trying again", error=str(error))
-            return False
-        for outcome, verdict in zip(batch, verdicts, strict=True):
-            if isinstance(verdict, LeaseLost):
-                warn("the lease was lost", job=outcome.lease.job_id, why=verdict.reason)
-        return True
-
-    async def _flushed(self) -> None:
-        """Until everything that ended is written."""
-        while self._outbox:
-            self._finished.clear()
-            await self._finished.wait()
-
-    def _hand_back(self) -> None:
-        for running in reversed(list(self._running.values())):  # each goes in front of the last
-            running.context.lost.set()
-            if running.task is not None:
-                running.task.cancel()
-            self._end(Outcome(running.lease, "release"))
-            if not self._is_async:  # a thread cannot be stopped; nothing it returns counts
-                self._over(running.lease)
-
-    # -- keep and tend ----------------------------------------------------------------------------
-
-    def _pause_s(self) -> float:
-        leases = (running.lease.lease_ms for running in self._running.values())
-        self._shortest_ms = min(leases, default=_LEASE_MS_IDLE)
-        if self._beat_s is not None:
-            return self._beat_s
-        return max(_BEAT_S_MIN, self._shortest_ms / 3000)
-
-    async def _keep_all(self) -> None:
-        while True:
-            self._shorter.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s()):
-                    await self._shorter.wait()
-                    continue  # a shorter lease began: the beat is faster now
-            held = list(self._running.values())
-            sent = self._loop.time()
-            answers: Sequence[Lease | LeaseLost | None]
-            try:
-                answers = await self._queue.extend([running.lease for running in held])
-            except StoreError:
-                answers = [None] * len(held)  # unheard: their own time decides
-            for running, answer in zip(held, answers, strict=True):
-                self._heard(running, answer, sent)
-
-    def _heard(self, running: _Running, answer: Lease | LeaseLost | None, sent: float) -> None:
-        if isinstance(answer, Lease):
-            if answer.lease_until_ms > running.lease.lease_until_ms:
-                running.until = sent + answer.lease_ms / 1000
-            running.lease = answer
-        if isinstance(answer, LeaseLost) or running.until < self._loop.time():
-            self._lose(running)
-        elif answer is not None and answer.cancel_requested:
-            self._cancel(running)
-
-    def _lose(self, running: _Running) -> None:
-        if running.lease.token in self._running:
-            warn("the lease was lost; its handler is stopped", job=running.lease.job_id)
-            self._stop(running)
-
-    def _cancel(self, running: _Running) -> None:
-        if running.lease.token in self._running:
-            self._stop(running)
-            self._end(Outcome(running.lease, "cancel"))
-
-    def _stop(self, running: _Running) -> None:
-        running.context.lost.set()
-        if running.task is not None and self._is_async:
-            running.task.cancel()
-
-    async def _tend(self, stop: asyncio.Event) -> None:
-        """Promote and take back, whatever the handlers do."""
-        while not stop.is_set():
-            try:
-                await self._queue.upkeep()
-                warn_quarantined(self._queue.name, self._queue.take_quarantined())
-            except StoreError as error:
-                warn("upkeep failed; trying again", error=str(error))
-            await asyncio.sleep(_UPKEEP_S)
+            watching.cancel()
 
 
-async def _run_in_thread(handler: Handler, context: JobContext) -> BaseException | None:
-    """Run a plain handler in a daemon thread; what it raised, if anything.
-
-    The interpreter waits at exit for the threads of a pool of the standard library. A consumer that
-    has handed its jobs back must not wait for their handlers.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[BaseException | None] = loop.create_future()
-    variables = contextvars.copy_context()
-
-    def end(error: BaseException | None) -> None:
-        if not ended.done():
-            ended.set_result(error)
-
-    def work() -> None:
-        error: BaseException | None = None
-        try:
-            variables.run(handler, context)
-        except BaseException as raised:  # whatever it is, it ends this attempt only
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
-            loop.call_soon_threadsafe(end, error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await ended
+async def _stop_on(event: asyncio.Event, stop: Callable[[], None]) -> None:
+    await event.wait()
+    stop()
 
 
 @contextlib.contextmanager
-def _on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set `stop`, where this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _set_by_signals(event: asyncio.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event. Only the main thread can handle signals."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _task(handler: Handler, client: Any) -> Task:
+    """The handler as a task for all jobs; what it returns is not stored, as in OmniQ."""
+    from tenure.worker import Job, task
+
+    loop = asyncio.get_running_loop()
+    call = getattr(handler, "__call__", None)  # noqa: B004  # of an object with an async call
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+
+        async def run(job: Job) -> None:
+            tools = Exec(client, job.id)
+            await handler(context_of(job.lease, tools, Lost(lambda: job.cancelled)))
+
+        return task("*")(run)
+
+    def run_in_thread(job: Job) -> None:
+        tools = Exec(client, job.id, loop)
+        handler(context_of(job.lease, tools, Lost(lambda: job.cancelled)))
+
+    return task("*")(run_in_thread)

@@ -1,6 +1,6 @@
 """Read-only views of queues: counters, lanes, groups, single jobs.
 
-Everything is read from the tables that OmniQ's own monitor reads.
+They read the same keys as OmniQ's own monitor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupReady(msgspec.Struct, frozen=True):
-    """A group that has work and a free slot, since `score_ms`."""
+    """A group that has had work and a free slot since `score_ms`."""
 
     gid: str
     score_ms: int
@@ -56,7 +56,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its hash says."""
+    """The fields of a job's hash."""
 
     job_id: str
     state: str = ""
@@ -89,7 +89,7 @@ class LaneJob(msgspec.Struct, frozen=True):
 
 
 class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters, groups that are ready, and the oldest jobs of each lane."""
+    """Counters, ready groups, and the oldest jobs of each lane."""
 
     stats: QueueStats
     ready_groups: list[GroupReady]
@@ -111,7 +111,7 @@ class Monitor:
         self._redis = redis
 
     async def queues(self) -> list[str]:
-        """The names of all queues that have counters; walks the keys in bounded steps."""
+        """The names of all queues that have counters; scans the keys in bounded steps."""
         found: set[str] = set()
         cursor: Arg = 0
         while True:
@@ -126,7 +126,7 @@ class Monitor:
     async def stats(self, queue: str) -> QueueStats:
         """The counters of one queue; zeros for an unused one."""
         base = queue_base(queue)
-        values, paused = await self._ask(
+        values, paused = await self._read(
             ("HMGET", f"{base}:stats", *_STATS), ("EXISTS", f"{base}:paused")
         )
         counters = {name: number(value) for name, value in zip(_STATS, values or (), strict=False)}
@@ -139,7 +139,7 @@ class Monitor:
 
     async def job(self, queue: str, job_id: str) -> JobInfo | None:
         """One job, or None."""
-        (flat,) = await self._ask(("HGETALL", f"{queue_base(queue)}:job:{job_id}"))
+        (flat,) = await self._read(("HGETALL", f"{queue_base(queue)}:job:{job_id}"))
         return _info(job_id, fields_of(flat)) if flat else None
 
     async def overview(self, queue: str, samples_per_lane: int = 10) -> QueueOverview:
@@ -163,17 +163,17 @@ class Monitor:
     ) -> list[LaneJob]:
         """Jobs of a lane by when they entered it, oldest first unless `reverse`."""
         read, index = "ZREVRANGE" if reverse else "ZRANGE", f"{queue_base(queue)}:idx:{lane}"
-        (found,) = await self._ask((read, index, offset, offset + limit - 1, "WITHSCORES"))
+        (found,) = await self._read((read, index, offset, offset + limit - 1, "WITHSCORES"))
         return await self._lane_jobs(queue, lane, fields_of(found))
 
     async def find_jobs(
         self, queue: str, lane: MonitorLane, job_ids: Iterable[str]
     ) -> list[LaneJob]:
-        """Those of the jobs that are in this lane."""
+        """The given jobs, without those that are not in this lane."""
         ids = list(job_ids)
         if not ids:
             return []
-        (scores,) = await self._ask(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
+        (scores,) = await self._read(("ZMSCORE", f"{queue_base(queue)}:idx:{lane}", *ids))
         entered = {job: score for job, score in zip(ids, scores or (), strict=False) if score}
         return await self._lane_jobs(queue, lane, entered)
 
@@ -182,7 +182,7 @@ class Monitor:
     ) -> list[GroupReady]:
         """Groups that have work and a free slot, the next one first."""
         ready = f"{queue_base(queue)}:groups:ready"
-        (found,) = await self._ask(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
+        (found,) = await self._read(("ZRANGE", ready, offset, offset + limit - 1, "WITHSCORES"))
         return [GroupReady(gid, number(score)) for gid, score in fields_of(found).items()]
 
     async def group_status(
@@ -196,7 +196,7 @@ class Monitor:
             commands.append(("MGET", f"{base}:g:{gid}:inflight", f"{base}:g:{gid}:limit"))
             commands.append(("LLEN", f"{base}:g:{gid}:wait"))
             commands.append(("ZSCORE", f"{base}:groups:ready", gid))
-        replies = iter(await self._ask(*commands))
+        replies = iter(await self._read(*commands))
         return [
             GroupStatus(
                 gid=gid,
@@ -212,13 +212,13 @@ class Monitor:
         self, queue: str, lane: MonitorLane, entered: Mapping[str, bytes]
     ) -> list[LaneJob]:
         base = queue_base(queue)
-        flats = await self._ask(*[("HGETALL", f"{base}:job:{job_id}") for job_id in entered])
+        flats = await self._read(*[("HGETALL", f"{base}:job:{job_id}") for job_id in entered])
         return [
             LaneJob(lane, number(score), _info(job_id, fields_of(flat)))
             for (job_id, score), flat in zip(entered.items(), flats, strict=True)
         ]
 
-    async def _ask(self, *commands: Sequence[Arg]) -> list[Any]:
+    async def _read(self, *commands: Sequence[Arg]) -> list[Any]:
         return await read_all(self._redis, commands)
 
     scan_queues = queues

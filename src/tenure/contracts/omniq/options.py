@@ -1,4 +1,4 @@
-"""What an `omniq+redis://` URL may say, how a queue is named, and OmniQ's own errors."""
+"""The options of an `omniq+redis://` URL, the names of queues, and OmniQ's own errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BACKOFF_MS = 5_000
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the queue URL. `queue` is the queue's name.
 
-    `timeout_ms`, `max_attempts` and `backoff_ms` are for jobs submitted here that name none; the
-    lease of a job lasts its timeout. `task` is the task of jobs that name none, which is every job
-    of another OmniQ client; without it that is the queue's name. `max_depth` bounds waiting,
-    delayed and running jobs together (0: no bound). `keep_completed` other than OmniQ's 100 holds
-    only while no other client completes jobs; `keep_failed` 0 keeps all. `poll_ms` bounds
-    how long a job of another client's publisher waits before an idle worker sees it.
+    `timeout_ms`, `max_attempts` and `backoff_ms` are the defaults of jobs submitted here; a lease
+    lasts as long as the timeout of its job. `task` is the task of jobs without one, such as all
+    jobs of other OmniQ clients; its default is the queue's name. `max_depth` limits waiting,
+    delayed and running jobs together (0: no limit). Other clients trim completed jobs to OmniQ's
+    100, whatever `keep_completed` says. `keep_failed` 0 keeps all. An idle worker sees the jobs of
+    other clients' publishers within `poll_ms`.
     """
 
     queue: str
@@ -53,7 +53,7 @@ class QueueNameError(UsageError, ValueError):
 
 
 def queue_base(queue: str) -> str:
-    """The prefix of all keys of a queue: `{name}`, also for a name that is wrapped already.
+    """The prefix of all keys of a queue: `{name}`, also for a name that has braces already.
 
     >>> queue_base("emails"), queue_base("{emails}")
     ('{emails}', '{emails}')
@@ -67,19 +67,19 @@ def queue_base(queue: str) -> str:
 
 
 class NotActive(LeaseLost):
-    """The job is leased to nobody: its lease ran out and was taken back."""
+    """The job has no lease: it expired and was taken back."""
 
     code = "NOT_ACTIVE"
 
 
 class TokenMismatch(LeaseLost):
-    """The token is not the job's: another holds it, or it has ended, or it is gone."""
+    """The token is not that of the job's lease, or the job has ended or was deleted."""
 
     code = "TOKEN_MISMATCH"
 
 
 class PayloadType(InvalidJob, TypeError):
-    """The payload is no JSON object or array."""
+    """The payload is not a JSON object or array."""
 
 
 class PayloadValue(InvalidJob, ValueError):
@@ -91,7 +91,7 @@ class OptionValue(InvalidJob, ValueError):
 
 
 class Refused(Conflict):
-    """OmniQ's reason is in `word`: NO_JOB, NOT_FAILED, ACTIVE, LANE_MISMATCH ..."""
+    """OmniQ refused an operation; `word` is NO_JOB, NOT_FAILED, ACTIVE, LANE_MISMATCH ..."""
 
     def __init__(self, operation: str, subject: str, word: str) -> None:
         super().__init__(
@@ -107,12 +107,12 @@ _REASONS = {
 }
 
 
-def lost(job_id: str, word: bytes) -> LeaseLost:
-    """The seam's value for OmniQ's reason."""
-    return LeaseLost(job_id, _REASONS[word.decode()])
+def lost(job_id: str, reason: bytes) -> LeaseLost:
+    """The seam's answer for OmniQ's reason."""
+    return LeaseLost(job_id, _REASONS[reason.decode()])
 
 
-def refusal(job_id: str, word: bytes) -> LeaseLost:
-    """The contract's error for OmniQ's reason, to be raised."""
-    kind = NotActive if word == b"NOT_ACTIVE" else TokenMismatch
-    return kind(job_id, _REASONS[word.decode()])
+def refusal(job_id: str, reason: bytes) -> LeaseLost:
+    """The contract's error for OmniQ's reason."""
+    kind = NotActive if reason == b"NOT_ACTIVE" else TokenMismatch
+    return kind(job_id, _REASONS[reason.decode()])

@@ -1,9 +1,9 @@
-"""The `omniq` contract on the seam: the data that real OmniQ clients share, by our own scripts.
+"""The `omniq` contract on the seam: OmniQ's data in Redis, written by our own scripts.
 
-A job is a hash, its turn an id in `{queue}:wait`, in a group's own list or in `{queue}:delayed`,
-its lease a token in the hash and a deadline in `{queue}:active`. Other OmniQ clients may share the
-queue at any time: everything they and their monitor read is written as they write it. What each
-script does and which clauses it serves is said at the head of every file in `lua/`.
+A job is a hash. Its id waits in `{queue}:wait`, in a group's own list or in `{queue}:delayed`. Its
+lease is a token in the hash and a deadline in `{queue}:active`. Other OmniQ clients may use the
+same queue at any time, so our scripts write everything that they and their monitor read. The header
+of each script in `lua/` says what it does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tenure.contracts.omniq.submission import (
 from tenure.core.errors import LeaseLost
 from tenure.core.job import NewJob, Submitted, short_hash
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict
-from tenure.core.seam import Quarantined, Upkeep
+from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
+from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
+    ClaimTracker,
     Quarantine,
     check_reports,
     error_code,
@@ -40,72 +41,65 @@ from tenure.store.redis_queue import (
     in_batches,
     safe_worker_id,
     submit_valid,
-    verdict_of,
 )
 
 _TEND_MAX = 100
-_HELD_MAX = 100_000
 _BLOCK_MS = 5_000
 _PAUSED_POLL_MS = 200
 _ERROR_BYTES_MAX = 4096
 _WORKER_AGE_MS = 3_600_000
 _NULL_H = short_hash(b"null")
-# Event types that followers take for a state of the job.
+# Event types that followers read as a state of the job.
 _RESERVED_EVENTS = frozenset({"wait", "active", "delayed", "completed", "failed"})
 
 
 class Claimer:
-    """Claims for one instance of a queue: one at a time, and none is lost with its answer.
+    """Claims for one instance of a queue.
 
     Our own publishers append to the stream `{queue}:wake`. Other OmniQ clients do not, so a waiting
-    claim also looks every `poll_ms`.
+    claim also polls every `poll_ms`.
     """
 
     def __init__(self, calls: Calls, options: Options, worker_id: str) -> None:
         self.quarantine = Quarantine()
-        self._held: dict[str, None] = {}  # the ids of leases that this instance knows of
+        self._claims = ClaimTracker(calls.instance)
         self._calls = calls
         self._options = options
         self._worker_id = worker_id
         self._wake_key = f"{queue_base(options.queue)}:wake"
-        self._listening: asyncio.Task[Any] | None = None
-        # One claim at a time: a second one could not tell what the first is about to hold.
-        self._asking = asyncio.Lock()
-        self._answer_lost = False
-        self._number = 0
+        self._wake_read: asyncio.Task[Any] | None = None
 
     async def once(self, limit: int, *, now_ms: int = 0, tends: bool = True) -> Any:
-        """One claim: (state, now_ms, last wake id, next due_ms, lease rows, set aside)."""
-        async with self._asking:
-            recover = self._answer_lost
-            self._number += 1
-            # Set before asking: whatever ends this call early, the next one undoes what it took.
-            self._answer_lost = True
+        """One claim: (state, now_ms, last wake id, next due_ms, lease rows, quarantined).
+
+        With `tends` it first promotes due jobs and takes back expired leases.
+        """
+        await self._claims.take_turn()
+        try:
+            recover, held = self._claims.begin()
             reply = await self._calls.run(
                 "claim",
                 now_ms,
                 self._worker_id,
                 min(limit, BATCH_MAX),
-                self._calls.instance,
-                self._number,
+                self._claims.instance,
+                self._claims.number,
                 secrets.token_hex(16),
                 _TEND_MAX if tends else 0,
                 jitter(),
                 self._options.keep_completed,
                 self._options.keep_failed,
-                int(recover),
-                *(self._held if recover else ()),
+                recover,
+                *held,
             )
-            self._answer_lost = False
-            self.set_aside(reply[5])
-            for row in reply[4]:
-                self._held[row[0].decode()] = None
-            while len(self._held) > _HELD_MAX:  # only leases that were lost unsettled stay here
-                del self._held[next(iter(self._held))]
-            return reply
+            self._claims.answered(row[0].decode() for row in reply[4])
+        finally:
+            self._claims.end_turn()
+        self.add_quarantined(reply[5])
+        return reply
 
     async def wait(self, limit: int, wait_ms: int) -> list[Any]:
-        """Lease rows, at least one unless `wait_ms` runs out first."""
+        """Claim until there is a lease row or `wait_ms` is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
@@ -116,36 +110,36 @@ class Claimer:
             poll_ms = _PAUSED_POLL_MS if state == b"paused" else self._options.poll_ms
             if due and state == b"ok":
                 poll_ms = min(poll_ms, max(1, due - now))
-            await self._listen(min(left_ms, poll_ms), woken)
+            await self._wait_for_wake(min(left_ms, poll_ms), woken)
 
-    def set_aside(self, rows: list[bytes]) -> None:
-        """Remember records that a script has set aside: id, newline, reason."""
+    def add_quarantined(self, rows: list[bytes]) -> None:
+        """Remember records that a script has quarantined: id, newline, reason."""
         for row in rows:
             job_id, _, reason = row.partition(b"\n")
             self.quarantine.add(job_id, reason)
 
     def release(self, job_id: str) -> None:
-        """The lease is over."""
-        self._held.pop(job_id, None)
+        """The lease has ended."""
+        self._claims.release(job_id)
 
     async def close(self) -> None:
-        """Stop listening."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        """Cancel the blocking read."""
+        if self._wake_read is not None:
+            self._wake_read.cancel()
+            await asyncio.gather(self._wake_read, return_exceptions=True)
 
-    async def _listen(self, wait_ms: float, last: bytes) -> None:
+    async def _wait_for_wake(self, wait_ms: float, last: bytes) -> None:
         """Return when the wake stream has an entry after `last`, or when the time is up.
 
         One blocking read stays pending over many calls, so that polling needs no new one.
         """
-        task = self._listening
+        task = self._wake_read
         if task is None or task.done():
-            task = self._listening = asyncio.create_task(self._read_wake(last))
+            task = self._wake_read = asyncio.create_task(self._read_wake(last))
         done, _ = await asyncio.wait({task}, timeout=wait_ms / 1000)
         if done and task.exception() is not None:
-            self._listening = None
-            await asyncio.sleep(min(wait_ms, 50) / 1000)  # the next claim tells what is wrong
+            self._wake_read = None
+            await asyncio.sleep(min(wait_ms, 50) / 1000)  # the next claim raises the error
 
     async def _read_wake(self, after: bytes) -> Any:
         read = ("XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", self._wake_key, after)
@@ -153,9 +147,7 @@ class Claimer:
 
 
 class OmniqQueue:
-    """A queue of the contract, for one event loop. `worker_id` is the name it works under."""
-
-    claim_max = BATCH_MAX
+    """A queue of the contract, for one event loop. `worker_id` is written into its leases."""
 
     def __init__(self, redis: Redis, options: Options, *, worker_id: str = "") -> None:
         self._redis = redis
@@ -163,31 +155,30 @@ class OmniqQueue:
         self.name = options.queue
         self._task = options.task or options.queue
         self.worker_id = safe_worker_id(worker_id)
-        self.lease_ms = options.timeout_ms
         self.slots = 0
         self._calls = Calls(redis, options.queue)
         self._claimer = Claimer(self._calls, options, self.worker_id)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Store jobs; an id or idempotency key seen before answers with the job it stands for."""
+        """Store jobs; a known id or idempotency key is answered with the job that has it."""
         options = self._options
         shapes: dict[Any, Shape] = {}
 
         async def send(batch: Sequence[Publication]) -> list[Submitted]:
             limits = (options.max_depth, options.idempotency_ttl_s * 1000)
-            reply = await self._calls.remembered("publish", (0,), *limits, *script_args(batch))
+            reply = await self._calls.run_once("publish", (0,), *limits, *script_args(batch))
             return answers(reply, batch, options)
 
         return await submit_valid(jobs, lambda job: from_new_job(job, options, shapes), send)
 
     async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
-        """Take up to `limit` leases; woken by our publishers, and looking often for others'."""
+        """Take up to `limit` leases; our publishers wake it, and it polls for jobs of others."""
         if limit < 1:
             return []
         return [self._lease(row) for row in await self._claimer.wait(limit, wait_ms)]
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases for the job's whole timeout from now; writes nothing while most is left."""
+        """Extend leases to the job's timeout from now; the script skips leases that are fresh."""
 
         async def send(batch: Sequence[Lease]) -> list[Lease | LeaseLost]:
             args = [arg for lease in batch for arg in _proof(lease)]
@@ -200,7 +191,7 @@ class OmniqQueue:
         return await in_batches(leases, send)
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Append to the jobs' own event streams, and keep their progress."""
+        """Append to the jobs' own event streams, and store their progress."""
         check_reports(reports, _RESERVED_EVENTS, CONTRACT)
 
         async def send(batch: Sequence[Report]) -> list[LeaseLost | None]:
@@ -222,7 +213,7 @@ class OmniqQueue:
         async def send(batch: Sequence[Outcome]) -> list[Verdict]:
             keep = (self._options.keep_completed, self._options.keep_failed)
             args = [arg for outcome in batch for arg in _settle_args(outcome)]
-            replies = await self._calls.remembered(
+            replies = await self._calls.run_once(
                 "settle", (0, self.worker_id), *keep, jitter(), "", *args
             )
             for outcome in batch:
@@ -233,7 +224,7 @@ class OmniqQueue:
         return await in_batches(outcomes, send)
 
     async def upkeep(self) -> Upkeep:
-        """Promote, take back, trim; every worker may do it as often as it likes."""
+        """Promote due jobs, take back expired leases, trim; safe to call from every worker."""
         options = self._options
         reply = await self._calls.run(
             "upkeep",
@@ -248,13 +239,22 @@ class OmniqQueue:
             self.slots,
             round(max(options.journal_days, options.unread_days) * 86_400_000),
         )
-        self._claimer.set_aside(reply[6])
+        self._claimer.add_quarantined(reply[6])
         if reply[5]:
             await repair(self._calls, options.queue)
         return Upkeep(*reply[:5])
 
+    @property
+    def features(self) -> QueueFeatures:
+        """What it has beyond the seam."""
+        return QueueFeatures(
+            lease_ms=self._options.timeout_ms,
+            claim_max=BATCH_MAX,
+            take_quarantined=self.take_quarantined,
+        )
+
     def take_quarantined(self) -> list[Quarantined]:
-        """Records that could not be read and were set aside since the last call."""
+        """Records quarantined since the last call."""
         return self._claimer.quarantine.take()
 
     async def close(self) -> None:
@@ -283,7 +283,7 @@ class OmniqQueue:
 
 
 def jitter() -> float:
-    """A random number for a script, which has none of its own."""
+    """A random number for a script: `math.random` of Redis starts from the same seed each time."""
     return secrets.randbelow(1_000_000) / 1_000_000
 
 
@@ -292,7 +292,7 @@ def _proof(lease: Lease) -> tuple[Arg, ...]:
 
 
 def _settle_args(outcome: Outcome) -> tuple[Arg, ...]:
-    """What the settle script takes for one outcome."""
+    """The arguments of the settle script for one outcome."""
     proof = _proof(outcome.lease)
     if outcome.kind == "complete":
         result = outcome.result
@@ -305,15 +305,21 @@ def _settle_args(outcome: Outcome) -> tuple[Arg, ...]:
 
 
 def _last_error(failure: Failure | None) -> str:
-    """The error for people, which OmniQ keeps as `last_error`."""
+    """The text that OmniQ keeps as `last_error`."""
     if failure is None:
         return ""
-    said = f"{failure.code}: {failure.message}".encode()[:_ERROR_BYTES_MAX]
-    return said.decode(errors="ignore")
+    if failure.code == "cancelled":
+        return failure.code
+    return cut_error(f"{failure.code}: {failure.message}")
+
+
+def cut_error(text: str) -> str:
+    """An error text of at most the length that OmniQ keeps."""
+    return text.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
 
 
 def _verdict(lease: Lease, reply: Any) -> Verdict:
     if reply == 1:
         return COMPLETED
     kind, detail = reply
-    return lost(lease.job_id, detail) if kind == b"lost" else verdict_of(kind, detail)
+    return lost(lease.job_id, detail) if kind == b"lost" else verdict_of(kind.decode(), detail)

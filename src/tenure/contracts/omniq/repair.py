@@ -1,8 +1,8 @@
-"""Repairs a queue that other programs left inconsistent, in small steps.
+"""Repairs a queue that other programs left inconsistent, in steps that do not block the server.
 
-OmniQ 1.x moves jobs and leaves `stats` and `idx` as they were; a hash deleted by hand leaves its
-group's slot taken; a lane that was overwritten leaves jobs that no lane has. Upkeep notices and
-calls this; no step blocks the server for long.
+OmniQ 1.x moves jobs and does not update `stats` and `idx`. If a leased job's hash is deleted, its
+group's slot stays taken. If a lane is overwritten, its jobs are in no lane. Upkeep detects this and
+calls `repair`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from tenure.store.redis_queue import read_all
 _STEP = 500
 _OVERLAP = 100
 _STATES = ("wait", "active", "delayed", "failed", "completed")
-_CHANGED = ("state", "attempt", "updated_ms", "lease_token", "tn")  # at least one with every step
+# Every step of a job changes at least one of these fields.
+_CHANGED = ("state", "attempt", "updated_ms", "lease_token", "tn")
 
 
 async def repair(calls: Calls, queue: str) -> int:
-    """Compare lanes, mirror tables, groups and counters with the jobs; how many were wrong."""
+    """Compare lanes, index tables, groups and counters with the jobs; returns how many differed."""
     base = queue_base(queue).encode()
     noted = await _read(calls, "HGET", base + b":upkeep", "recount") or b""
     jobs, gids = await _jobs_and_gids(calls, base)
-    wrong: int = await calls.run("mend", 0, "groups", "", *gids)  # also sets wrong types aside
+    # This also quarantines keys of the wrong type.
+    wrong: int = await calls.run("mend", 0, "groups", "", *gids)
     await _discard_placed(calls, base, gids, jobs)
     wrong += await _restore_strays(calls, base, gids, jobs)
     for state in _STATES:
@@ -49,10 +51,10 @@ async def _discard_placed(calls: Calls, base: bytes, gids: list[bytes], jobs: se
 
 
 async def _restore_strays(calls: Calls, base: bytes, gids: list[bytes], jobs: set[bytes]) -> int:
-    """Put jobs that are in no lane where their hashes say; how many there were.
+    """Put jobs that are in no lane where their hashes say; returns how many there were.
 
-    Jobs move meanwhile. A job whose hash has not changed since before all lanes were read again has
-    not moved; if no lane had it, the script need not read a lane for it.
+    Jobs move while this runs. So the hashes are read first, and then all lanes again. If the hash
+    of a job is still the same when the script runs, the job has not moved, and no lane has it.
     """
     seen: dict[bytes, list[bytes]] = {}
     found = sorted(jobs)
@@ -71,18 +73,18 @@ async def _restore_strays(calls: Calls, base: bytes, gids: list[bytes], jobs: se
     return wrong
 
 
-async def _mend(calls: Calls, part: str, state: str, ids: list[bytes]) -> int:
+async def _mend(calls: Calls, table: str, state: str, ids: list[bytes]) -> int:
     wrong = 0
     for start in range(0, len(ids), _STEP):
-        wrong += await calls.run("mend", 0, part, state, *ids[start : start + _STEP])
+        wrong += await calls.run("mend", 0, table, state, *ids[start : start + _STEP])
     return wrong
 
 
 async def _ids(calls: Calls, state: str, lane: bytes) -> list[bytes]:
     """The ids in a lane.
 
-    Claims take from its front meanwhile and move the rest forward. So pages overlap, and a page
-    that begins with an unknown id is read again from further in front.
+    Claims take jobs from its front while it is read, and the others move forward. So pages overlap,
+    and a page that begins with an unknown id is read again from an earlier index.
     """
     read = "ZRANGE" if state in ("active", "delayed") else "LRANGE"
     found: dict[bytes, None] = {}
@@ -114,11 +116,11 @@ async def _read(calls: Calls, *command: Arg) -> Any:
 
 
 async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[bytes]]:
-    """All jobs, and all groups that have a list or a count; walks the server's keys in steps."""
+    """All jobs, and all groups that have a list or a count; scans the server's keys in steps."""
     jobs: set[bytes] = set()
     gids: set[bytes] = set()
     job, group = base + b":job:", base + b":g:"
-    # The braces of the base are no glob; brackets cannot stand in a queue's name.
+    # The pattern is safe: braces mean nothing in a glob, and a queue's name has no brackets.
     cursor: Arg = 0
     while True:
         cursor, keys = await calls.redis.call(

@@ -1,4 +1,4 @@
-"""From a job to the arguments of the publish script, and back from its answer."""
+"""Turns jobs into the arguments of the publish script, and its reply into answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tenure.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]
 
-BACKOFF_MS_MAX = 600_000
+_BACKOFF_MS_MAX = 600_000
 _COUNT_MAX = 9 * 10**15
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -61,7 +61,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 def new_ulid() -> str:
     """A ULID: 48 bits of milliseconds and 80 random bits, in 26 characters that sort by time.
 
-    Within one process ids only rise, so publish order is id order; no library of ours promises it.
+    Within one process each id is greater than the one before, so publish order is id order.
 
     >>> first, second = new_ulid(), new_ulid()
     >>> len(first), first < second
@@ -71,7 +71,7 @@ def new_ulid() -> str:
     with _ulid_lock:
         value = (time.time_ns() // 1_000_000) << _ULID_RANDOM_BITS
         if value >> _ULID_RANDOM_BITS > _ulid_last >> _ULID_RANDOM_BITS:
-            value |= secrets.randbits(_ULID_RANDOM_BITS - 1)  # the top bit is room to count up
+            value |= secrets.randbits(_ULID_RANDOM_BITS - 1)  # the top bit leaves room to count up
         else:
             value = _ulid_last + 1 + secrets.randbits(32)
         _ulid_last = value
@@ -82,7 +82,7 @@ class PublishOptions(TypedDict, total=False):
     """The options of `Client.publish`.
 
     `backoff` "exponential" doubles `backoff_ms` with every attempt, with jitter, up to
-    `backoff_ms_max`; only our own workers do that.
+    `backoff_ms_max`. Only our own workers follow it.
     """
 
     job_id: str | None
@@ -97,7 +97,7 @@ class PublishOptions(TypedDict, total=False):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What jobs of a run have in common, in the order of the script's arguments."""
+    """What consecutive jobs have in common, in the order of the script's arguments."""
 
     max_attempts: int
     timeout_ms: int
@@ -108,11 +108,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     requester: str = ""
     backoff: str = ""
-    backoff_ms_max: int = BACKOFF_MS_MAX
+    backoff_ms_max: int = _BACKOFF_MS_MAX
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as the publish script takes it."""
+    """One job for the publish script."""
 
     shape: Shape
     job_id: str
@@ -125,19 +125,19 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script_args(jobs: Iterable[Publication]) -> list[Arg]:
-    """The jobs as arguments of the publish script: in runs of one shape."""
+    """The jobs as arguments of the publish script; consecutive jobs of one shape share it."""
     args: list[Arg] = []
     for shape, run in groupby(jobs, attrgetter("shape")):
         rows = list(run)
-        parts = _parts(rows)
-        args += (len(rows), len(parts))
+        fields = _fields_used(rows)
+        args += (len(rows), len(fields))
         args += msgspec.structs.astuple(shape)
-        args += chain.from_iterable(map(attrgetter(*parts), rows))
+        args += chain.from_iterable(map(attrgetter(*fields), rows))
     return args
 
 
-def _parts(rows: Sequence[Publication]) -> tuple[str, ...]:
-    """Which fields are sent of each of these jobs: none that all of them lack."""
+def _fields_used(rows: Sequence[Publication]) -> tuple[str, ...]:
+    """The fields to send of each of these jobs: those that at least one of them has."""
     if any(row.trace or row.idempotency_key for row in rows):
         return _WHOLE
     return _GROUPED if any(row.gid for row in rows) else _PLAIN
@@ -153,7 +153,7 @@ def structured(payload: Any) -> Any:
 
 
 def _json(payload: Any) -> bytes:
-    """The payload as OmniQ stores it: compact JSON, UTF-8 as it is. Objects and arrays only."""
+    """The payload as OmniQ stores it: compact JSON without \\u escapes, an object or array."""
     if not isinstance(payload, dict | list):
         raise PayloadType(
             f"a payload is a JSON object or array, not {type(payload).__name__}; "
@@ -178,11 +178,11 @@ def publication(
     gid: str | None = None,
     group_limit: int = 0,
     backoff: Backoff = "fixed",
-    backoff_ms_max: int = BACKOFF_MS_MAX,
+    backoff_ms_max: int = _BACKOFF_MS_MAX,
 ) -> Publication:
-    """What `publish` of the contract's API was asked for, checked."""
+    """A job from the arguments of `Client.publish`; raises `InvalidJob`."""
     body = _json(payload)
-    # OmniQ takes any max_attempts, and what is below 1 acts as 1.
+    # OmniQ accepts any max_attempts, and treats a number below 1 as 1.
     check_number("max_attempts", max_attempts, -_COUNT_MAX)
     check_number("timeout_ms", timeout_ms, 1)
     check_number("due_ms", due_ms, 0)
@@ -208,9 +208,9 @@ def publication(
 
 
 def from_new_job(job: NewJob, options: Options, shapes: dict[Any, Shape]) -> Publication:
-    """What a job of the seam means here; raises `InvalidJob` for what cannot be.
+    """A job of the seam for the publish script; raises `InvalidJob`.
 
-    Most jobs of one submit have the same shape: `shapes` keeps those made so far.
+    Most jobs of one submit have the same shape: `shapes` caches those made so far.
     """
     job_id = job.job_id or new_ulid()
     _check_new_job(job, job_id)
@@ -239,7 +239,7 @@ def from_new_job(job: NewJob, options: Options, shapes: dict[Any, Shape]) -> Pub
 
 
 def _check_new_job(job: NewJob, job_id: str) -> None:
-    """Refuse what this contract cannot keep."""
+    """Refuse jobs that this contract cannot store."""
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
     check_job(job)
@@ -266,7 +266,7 @@ def _shape(job: NewJob, options: Options) -> Shape:
         task=job.task,
         requester=job.requester,
         backoff=own.get("backoff", ""),
-        backoff_ms_max=own.get("backoff_ms_max", BACKOFF_MS_MAX),
+        backoff_ms_max=own.get("backoff_ms_max", _BACKOFF_MS_MAX),
     )
     check_number("timeout_ms", shape.timeout_ms, 50)
     return _checked(shape)
@@ -280,7 +280,7 @@ def _checked(shape: Shape) -> Shape:
 
 
 def _gid(gid: str | None) -> str:
-    """A group's name as OmniQ keeps it: without blanks around it, "" for no group."""
+    """A group's name as OmniQ stores it, stripped of blanks; "" for no group."""
     name = (gid or "").strip()
     if len(name) > 512 or _CONTROL.search(name):
         raise OptionValue(f"gid {name!r:.60}: at most 512 characters, no control characters")
@@ -288,13 +288,13 @@ def _gid(gid: str | None) -> str:
 
 
 def check_number(name: str, value: Any, least: int) -> None:
-    """Whole milliseconds and counts only: a script would cut or garble anything else."""
+    """Refuse anything but whole numbers in range: a script would truncate or garble it."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _COUNT_MAX:
         raise OptionValue(f"{name} is a whole number of {least} to 9e15, not {value!r:.60}")
 
 
 def answers(reply: list[Any], jobs: Sequence[Publication], options: Options) -> list[Submitted]:
-    """The seam's answers; the script names only the jobs that it did not create."""
+    """The seam's answers; the reply lists only the jobs that the script did not create."""
     now_ms, *others = reply
     all_answers = [Submitted(job.job_id, "created", created_ms=now_ms) for job in jobs]
     for position, status, job_id, created_ms in others:

@@ -11,39 +11,44 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tenure.contracts.plane.model import Ask, queue_of
+from tenure.contracts.plane.model import Claim, queue_of
 from tenure.contracts.plane.transports import Transport, lease_of
 from tenure.core.errors import StoreError
 from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined
-from tenure.sql.claim import set_aside, why_no_json
+from tenure.sql.claim import bury_unreadable, why_no_json
 from tenure.sql.engine import PLANE, Engine, QueueListener
 
 _NONCE_CHARS = 32
-_MARK_CHARS = 16
+_SIGNATURE_CHARS = 16
 _TRIES = 5
 _TOKENS_KEPT = 4096
 
 
 class Tokens:
-    """Tokens of one database."""
+    """Lease tokens of one database.
+
+    A token is the nonce of its claim and a signature for its stream, made with a secret that all
+    planes of the database share. So a token of one stream is worthless in another, and a claim that
+    is sent again gets the same tokens.
+    """
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        # The leases of one claim share their token, and come back one by one.
+        # The leases of one claim share their token and are settled one by one.
         self.token = lru_cache(maxsize=_TOKENS_KEPT)(self._token)
 
     def nonce(self, requester: str, worker_id: str, claim_id: str) -> str:
-        """The nonce of a claim; of one without an id a new one each time."""
+        """The nonce of a claim; a claim without an id gets a new one each time."""
         if not claim_id:
             return secrets.token_hex(_NONCE_CHARS // 2)
-        return self._mark("claim", requester, worker_id, claim_id)[:_NONCE_CHARS]
+        return self._sign("claim", requester, worker_id, claim_id)[:_NONCE_CHARS]
 
     def _token(self, stream: str, nonce: str) -> str:
         """The token of a claim's leases in one stream."""
-        return nonce + self._mark("stream", stream, nonce)[:_MARK_CHARS]
+        return nonce + self._sign("stream", stream, nonce)[:_SIGNATURE_CHARS]
 
     def is_of(self, stream: str, token: str) -> bool:
         """Whether a token was given for this stream."""
@@ -51,14 +56,14 @@ class Tokens:
             self.token(stream, token[:_NONCE_CHARS]).encode(), token.encode()
         )
 
-    def _mark(self, *parts: str) -> str:
-        # Lengths keep ("a", "bc") and ("ab", "c") apart.
+    def _sign(self, *parts: str) -> str:
+        # The lengths tell ("a", "bc") from ("ab", "c").
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hmac.digest(self._secret, text.encode(), "sha256").hex()
 
 
 async def read_tokens(engine: Engine) -> Tokens:
-    """Tokens under the secret that the database holds; chosen now if there is none."""
+    """The tokens of a database, whose secret is chosen now if it has none."""
     for _ in range(_TRIES):
         rows = await engine.run(PLANE, "plane_secret", fresh=secrets.token_hex(32))
         if rows:
@@ -66,18 +71,18 @@ async def read_tokens(engine: Engine) -> Tokens:
     raise StoreError("the planes' common secret could not be read", contract="plane")
 
 
-class Turns:
-    """The turns of one plane; `every` 0 keeps the order of the request always."""
+class _StreamRotation:
+    """Lets every n-th claim begin with another stream; 0 keeps the order of the request."""
 
     def __init__(self, every: int = 0) -> None:
         self._every = every
         self._claims: dict[tuple[str, ...], int] = {}
 
     def order(self, streams: tuple[str, ...]) -> tuple[str, ...]:
-        """The streams in the order in which this claim asks them.
+        """The streams in the order in which this claim looks into them.
 
-        >>> turns = Turns(8)
-        >>> [turns.order(("high", "low"))[0] for _ in range(9)][6:]
+        >>> rotation = _StreamRotation(8)
+        >>> [rotation.order(("high", "low"))[0] for _ in range(9)][6:]
         ['high', 'low', 'high']
         """
         every = self._every
@@ -91,14 +96,14 @@ class Turns:
         return (streams[first], *streams[:first], *streams[first + 1 :])
 
 
-# A look when nothing rang, spread so that planes do not come together.
+# How often to look without a notice: at random times, so that planes do not look all at once.
 POLL_MS = (500, 1_500)
-# Listening goes on for so long after the last one left: workers come back within moments.
+# Listening goes on for so long after the last waiter left: workers claim again soon.
 IDLE_S = 30.0
 
 
-class Waiter:
-    """Somebody who waits for jobs of some streams."""
+class _Waiter:
+    """A claim that waits for jobs of some streams."""
 
     __slots__ = ("streams", "woken")
 
@@ -107,12 +112,12 @@ class Waiter:
         self.woken = asyncio.Event()
 
 
-class Line:
-    """Everybody who waits at one plane."""
+class Waiters:
+    """The claims that wait at one plane, longest first."""
 
     def __init__(self, listener: Callable[[str], QueueListener]) -> None:
         self._listener = listener
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[_Waiter, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, asyncio.Event] = {}
         self._due_ms: dict[str, int] = {}
@@ -121,9 +126,9 @@ class Line:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, streams: tuple[str, ...]) -> Waiter:
-        """Stand at the end of the line. Join before looking, so that no ring is missed."""
-        waiter = Waiter(streams)
+    def join(self, streams: tuple[str, ...]) -> _Waiter:
+        """Add a waiter. Join before looking for jobs, so that no notice is missed."""
+        waiter = _Waiter(streams)
         self._waiting[waiter] = None
         for stream in streams:
             self._joined.setdefault(stream, asyncio.Event()).set()
@@ -131,26 +136,26 @@ class Line:
                 self._watches[stream] = asyncio.create_task(self._watch(stream))
         return waiter
 
-    def leave(self, waiter: Waiter, *, found: bool) -> None:
-        """Go; whoever found something, or did not use its wake-up, wakes the next."""
+    def leave(self, waiter: _Waiter, *, found: bool) -> None:
+        """Remove a waiter. If it found jobs, or did not use its wake-up, the next one is woken."""
         self._waiting.pop(waiter, None)
         if found or waiter.woken.is_set():
             for stream in waiter.streams:
                 self.wake(stream)
 
     def wake(self, stream: str) -> None:
-        """Wake the one who waits longest for this stream and is not awake."""
+        """Wake the waiter that waits longest for this stream and is not awake yet."""
         for waiter in self._waiting:
             if stream in waiter.streams and not waiter.woken.is_set():
                 waiter.woken.set()
                 return
 
-    def due(self, stream: str, due_in_ms: int) -> None:
-        """In how many milliseconds a job of the stream is due (0: none known)."""
+    def set_due(self, stream: str, due_in_ms: int) -> None:
+        """Look again in so many milliseconds, when a job of the stream is due (0: none known)."""
         self._due_ms[stream] = due_in_ms
 
     def end(self) -> None:
-        """Wake everybody for good."""
+        """Wake all waiters; no more can wait."""
         self.closed = True
         for waiter in self._waiting:
             waiter.woken.set()
@@ -165,12 +170,12 @@ class Line:
         await asyncio.gather(*watches, return_exceptions=True)
 
     async def _watch(self, stream: str) -> None:
-        """Listen for one stream while somebody waits for it, and for a while after that."""
+        """Listen for one stream while a claim waits for it, and for a while after that."""
         listener, joined = self._listener(stream), self._joined[stream]
         try:
             while True:
                 if not any(stream in waiter.streams for waiter in self._waiting):
-                    await listener.rest(more=True)  # another plane's wake-up
+                    await listener.rest(more=True)  # let another plane have the notice
                     joined.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(IDLE_S):
@@ -192,10 +197,10 @@ _RECOVER_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """One claim on its way: for whom, of what, and the number that its tokens are made of."""
+class _ActiveClaim:
+    """A claim that runs, with the checked streams and worker, and what its tokens are made of."""
 
-    ask: Ask
+    claim: Claim
     streams: tuple[str, ...]
     worker_id: str
     tokens: Tokens
@@ -203,74 +208,75 @@ class _Claim:
 
 
 class Claims:
-    """Takes leases for whoever asks; `settle` is how those that nobody waits for are released."""
+    """Takes leases for claims; `settle` releases those whose claimer has gone."""
 
     def __init__(
         self,
         engine: Engine,
         transport: Transport,
-        line: Line,
+        waiters: Waiters,
         settle: Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]],
         *,
         fair_every: int = 0,
     ) -> None:
         self._engine = engine
         self._transport = transport
-        self._line = line
+        self._waiters = waiters
         self._settle = settle
-        self._turns = Turns(fair_every)
-        self._asking: dict[str, asyncio.Task[list[Lease]]] = {}
-        self._giving: set[asyncio.Future[None]] = set()
+        self._rotation = _StreamRotation(fair_every)
+        self._active: dict[str, asyncio.Task[list[Lease]]] = {}
+        self._releasing: set[asyncio.Future[None]] = set()
         self.quarantined: list[Quarantined] = []
 
     async def take(
-        self, ask: Ask, streams: tuple[str, ...], worker_id: str, tokens: Tokens
+        self, claim: Claim, streams: tuple[str, ...], worker_id: str, tokens: Tokens
     ) -> list[Lease]:
-        """Leases of these streams; what an answer held that was lost comes before all."""
-        again = [*ask.lost] if ask.fresh else [ask.claim_id, *ask.lost]
-        for nonce in (tokens.nonce(ask.requester, worker_id, each) for each in again if each):
+        """Leases of these streams; those of a lost answer come first."""
+        earlier = [*claim.lost] if claim.fresh else [claim.claim_id, *claim.lost]
+        for claim_id in filter(None, earlier):
+            nonce = tokens.nonce(claim.requester, worker_id, claim_id)
             await self._supersede(nonce)
-            held = await self._recover(nonce, streams, ask.limit, tokens)
+            held = await self._recover(nonce, streams, claim.limit, tokens)
             if held:
                 return held
-        nonce = tokens.nonce(ask.requester, worker_id, ask.claim_id)
-        claim = _Claim(ask, streams, worker_id, tokens, nonce)
-        if ask.claim_id:
-            return await self._numbered(claim)
-        if ask.wait_ms <= 0:  # nobody can send it again, nor wants it to end early: it is brief
-            return await self._look(claim)
-        return await self._wait(claim)
+        nonce = tokens.nonce(claim.requester, worker_id, claim.claim_id)
+        active = _ActiveClaim(claim, streams, worker_id, tokens, nonce)
+        if claim.claim_id:
+            return await self._run_resendable(active)
+        if claim.wait_ms <= 0:  # it cannot be sent again and is brief, so nothing needs to end it
+            return await self._look(active)
+        return await self._wait(active)
 
     async def close(self) -> None:
-        """Wait until what nobody waits for is released."""
-        await asyncio.gather(*self._giving, return_exceptions=True)
+        """Wait until the leases of claimers that have gone are released."""
+        await asyncio.gather(*self._releasing, return_exceptions=True)
 
-    async def _numbered(self, claim: _Claim) -> list[Lease]:
-        """One that may be sent again, and then ends here."""
-        asking = asyncio.ensure_future(self._wait(claim))
-        self._asking[claim.nonce] = asking
+    async def _run_resendable(self, active: _ActiveClaim) -> list[Lease]:
+        """Run a claim with an id; if the same claim is sent again, this one ends."""
+        running = asyncio.ensure_future(self._wait(active))
+        self._active[active.nonce] = running
         try:
-            return await asking
+            return await running
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return []  # superseded: the same claim was sent again, and is answered there
+            return []  # superseded: the same claim was sent again and is answered there
         finally:
-            if self._asking.get(claim.nonce) is asking:
-                del self._asking[claim.nonce]
+            if self._active.get(active.nonce) is running:
+                del self._active[active.nonce]
 
-    async def _wait(self, claim: _Claim) -> list[Lease]:
-        ask = claim.ask
-        deadline = asyncio.get_running_loop().time() + min(ask.wait_ms, WAIT_MS_MAX) / 1000
-        leases = [] if ask.looked else await self._once(claim)
-        if leases or ask.wait_ms <= 0:
+    async def _wait(self, active: _ActiveClaim) -> list[Lease]:
+        claim = active.claim
+        deadline = asyncio.get_running_loop().time() + min(claim.wait_ms, WAIT_MS_MAX) / 1000
+        leases = [] if claim.looked else await self._look_shielded(active)
+        if leases or claim.wait_ms <= 0:
             return leases
-        waiter = self._line.join(claim.streams)
+        waiter = self._waiters.join(active.streams)
         try:
-            while not leases and not self._line.closed:
+            while not leases and not self._waiters.closed:
                 waiter.woken.clear()
-                leases = await self._once(claim)
+                leases = await self._look_shielded(active)
                 if leases:
                     break
                 try:
@@ -279,36 +285,37 @@ class Claims:
                 except TimeoutError:
                     break
         finally:
-            self._line.leave(waiter, found=bool(leases))
+            self._waiters.leave(waiter, found=bool(leases))
         return leases
 
-    async def _once(self, claim: _Claim) -> list[Lease]:
-        """What can be had now. It is not left half done: who goes away meanwhile gives it back."""
-        looking = asyncio.ensure_future(self._look(claim))
+    async def _look_shielded(self, active: _ActiveClaim) -> list[Lease]:
+        """Look once. If the claim is cancelled during the look, its leases are released."""
+        looking = asyncio.ensure_future(self._look(active))
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
-            giving = asyncio.ensure_future(self._give_back(looking))
-            self._giving.add(giving)
-            giving.add_done_callback(self._giving.discard)
-            await asyncio.shield(giving)
+            releasing = asyncio.ensure_future(self._release(looking))
+            self._releasing.add(releasing)
+            releasing.add_done_callback(self._releasing.discard)
+            await asyncio.shield(releasing)
             raise
 
-    async def _give_back(self, looking: asyncio.Future[list[Lease]]) -> None:
-        """Release what nobody will work on; what cannot be released runs out."""
+    async def _release(self, looking: asyncio.Future[list[Lease]]) -> None:
+        """Release leases whose claimer has gone; if that fails, they expire."""
         with contextlib.suppress(StoreError):
             leases = await looking
             await self._settle([Outcome(lease, "release") for lease in leases])
 
-    async def _look(self, claim: _Claim) -> list[Lease]:
-        limit = claim.ask.limit
+    async def _look(self, active: _ActiveClaim) -> list[Lease]:
+        """The leases that can be had now."""
+        limit = active.claim.limit
         leases: list[Lease] = []
-        for stream in self._turns.order(claim.streams):
-            token = claim.tokens.token(stream, claim.nonce)
+        for stream in self._rotation.order(active.streams):
+            token = active.tokens.token(stream, active.nonce)
             while len(leases) < limit:
                 left = limit - len(leases)
-                taken = await self._transport.take(stream, left, claim.worker_id, token)
-                self._line.due(stream, taken.due_in_ms)
+                taken = await self._transport.take(stream, left, active.worker_id, token)
+                self._waiters.set_due(stream, taken.due_in_ms)
                 readable = await self._readable(taken.leases)
                 leases += readable
                 if len(readable) == len(taken.leases):
@@ -318,16 +325,17 @@ class Claims:
         return leases
 
     async def _supersede(self, nonce: str) -> None:
-        """The same claim that still waits here has no reader any more."""
-        waiting = self._asking.get(nonce)
-        if waiting is not None:
-            if not waiting.cancelling():
-                waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+        """End the same claim if it still waits here: its client reads no answer any more."""
+        running = self._active.get(nonce)
+        if running is not None:
+            if not running.cancelling():
+                running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _recover(
         self, nonce: str, streams: tuple[str, ...], limit: int, tokens: Tokens
     ) -> list[Lease]:
+        """The leases that an earlier claim took and whose answer was lost."""
         leases: list[Lease] = []
         for stream in streams:
             token = tokens.token(stream, nonce)
@@ -342,8 +350,8 @@ class Claims:
         return (await self._readable(leases))[:limit]
 
     async def _readable(self, leases: list[Lease]) -> list[Lease]:
-        """What a worker can be given; the rest is set aside."""
+        """The leases that a worker can be given; the other jobs are buried."""
         reasons = [str(lease.extra or why_no_json(lease.payload)) for lease in leases]
         if not any(reasons):
             return leases
-        return await set_aside(leases, reasons, self._settle, self.quarantined)
+        return await bury_unreadable(leases, reasons, self._settle, self.quarantined)

@@ -1,4 +1,4 @@
-"""The plane's states, URL options and verbs, shared by its control side and its workers."""
+"""What a plane and its workers share: states, ids, URL options and the calls between them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ STATES = {
     "failed": "FAILED",
     "dead_letter": "DLQ",
 }
-"""The ledger's states in the contract's words. A running job of the plane has no stages."""
+"""The contract's state for each state of the SQL tables. A running job of a plane has no stages."""
 
 
 def queue_of(stream: str) -> str:
-    """The ledger's queue of a stream, which no inbox of the same database shares."""
+    """The SQL queue of a stream; its prefix keeps it apart from the inboxes of the database."""
     return _QUEUE + stream
 
 
 def stream_of(queue: str) -> str:
-    """The stream of a queue of the ledger."""
+    """The stream of an SQL queue."""
     return queue.removeprefix(_QUEUE)
 
 
 def attempt_id_of(job_id: str, fence: int) -> str:
-    """The name of one attempt.
+    """The id of one attempt.
 
     >>> attempt_id_of("7d", 3)
     '7d:3'
@@ -53,7 +53,7 @@ def attempt_id_of(job_id: str, fence: int) -> str:
 
 
 def fence_of(job_id: str, attempt_id: str) -> int:
-    """The fence that an attempt id names; raises when it is no attempt of this job."""
+    """The fence in an attempt id; raises if it is not an attempt of this job."""
     owner, _, number = attempt_id.rpartition(":")
     if owner != job_id or not number.isdecimal() or not number.isascii() or len(number) > 18:
         raise UsageError(
@@ -68,15 +68,14 @@ _STREAM = re.compile(r"[A-Za-z0-9_.:@-]{1,100}")
 
 
 class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The plane itself, over its database.
+    """Options of a plane at its database.
 
     `streams` are served in this order, the most urgent first. `redis` is the URL of a Redis whose
-    streams carry the messages; without it the job's own row is its message. `resend_ms` is how long
-    a message may be under way before the sweeper looks whether Redis still has it. `upkeep_ms` is
-    how often a served plane reaps, promotes and sweeps beside its requests (0: never; claims still
-    take back what stands in their way). `fair_every` makes every so many claims begin with another
-    stream than the first, so that a full one cannot starve those behind it (0: never). `namespace`
-    goes before the names of streams in Redis.
+    streams carry the messages; without it a job's own row is its message. `resend_ms` is how long a
+    message may be under way before upkeep checks whether Redis still has it. `upkeep_ms` is how
+    often a served plane runs upkeep (0: never; claims still reclaim expired leases). `fair_every`:
+    every so many claims begin with another stream than the first, so that a full stream does not
+    starve the others (0: never). `namespace` is a prefix of the streams' names in Redis.
     """
 
     streams: str = "jobs"
@@ -90,27 +89,26 @@ class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         self.check(CONTRACT)
         check_least(self, CONTRACT, fair_every=0)
-        if not stream_names(self.streams):
+        if not _stream_names(self.streams):
             raise UsageError("a plane serves at least one stream", contract=CONTRACT)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The streams, the most urgent first."""
-        return stream_names(self.streams)
+        return _stream_names(self.streams)
 
     def settings(self, stream: str) -> QueueSettings:
-        """How the box of one stream behaves."""
+        """The settings of the queue of one stream."""
         return self.of_table(contract=CONTRACT, table=PLANE, queue=queue_of(stream))
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker's side, over HTTP.
+    """Options of a worker over HTTP.
 
-    `streams` empty asks for all that the plane serves. The key is the password of the URL, or the
+    Empty `streams` means all that the plane serves. The API key is the password of the URL, or the
     first line of `key_file`. `cafile` is a private authority for `plane+https`, `certfile` and
-    `keyfile` a certificate of the worker's own. `answer_ms` is how long an answer may take beyond
-    the time that the call itself may wait, `body_bytes_max` the largest request that the gateway
-    takes.
+    `keyfile` are a client certificate. `answer_ms` is how long an answer may take beyond the time
+    that the claim itself waits, `body_bytes_max` the largest request that the gateway accepts.
     """
 
     streams: str = ""
@@ -122,7 +120,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
-        stream_names(self.streams)
+        _stream_names(self.streams)
         if self.body_bytes_max < 16_384:
             raise UsageError("body_bytes_max is at least 16384", contract=CONTRACT)
         if self.answer_ms < 100:
@@ -131,31 +129,27 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def names(self) -> tuple[str, ...]:
         """The streams, the most urgent first; () for all."""
-        return stream_names(self.streams)
+        return _stream_names(self.streams)
 
 
-def stream_names(text: str) -> tuple[str, ...]:
-    """The names in a list with commas, without repetitions."""
+def _stream_names(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, without repetitions."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
-        check_stream(name)
+        if not _STREAM.fullmatch(name):
+            raise UsageError(
+                f"stream {name[:120]!r}: 1 to 100 of letters, digits and _ . : @ -",
+                contract=CONTRACT,
+            )
     return names
 
 
-def check_stream(name: str) -> None:
-    """Refuse what cannot be the name of a stream."""
-    if not _STREAM.fullmatch(name):
-        raise UsageError(
-            f"stream {name[:120]!r}: 1 to 100 of letters, digits and _ . : @ -", contract=CONTRACT
-        )
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim. `streams` () means all, in the plane's own order.
 
-    `claim_id` names the claim, so that it can be sent again: whatever was taken under it, or under
-    one of `lost`, is answered first. `fresh` says that this claim was not sent before, which saves
-    the plane a look. `looked` says that nothing was there a moment ago.
+    `claim_id` is for sending the claim again: leases that were taken under it, or under one of
+    `lost`, are answered first. `fresh` says that this claim was not sent before, which saves the
+    plane a query. `looked` says that the streams were empty a moment ago.
     """
 
     worker_id: str
@@ -169,33 +163,33 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     requester: str = ""
 
 
-class Verbs(Protocol):
-    """A plane, as a worker or a producer sees it."""
+class PlaneApi(Protocol):
+    """The calls of a plane for workers and producers."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; `options["stream"]` says where, else it is the first stream."""
 
-    async def claim(self, ask: Ask) -> list[Lease]:
+    async def claim(self, claim: Claim) -> list[Lease]:
         """Take leases; a lease's `queue` is its stream and its `handle` the message."""
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Keep leases alive."""
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Publish news."""
+        """Store reports."""
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases."""
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
-        """Do now what time made due; the worker that asks may say how many jobs it runs at once."""
+        """Run a round of upkeep; `slots` is how many jobs the worker runs at once (0: unknown)."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def warn(text: str, **facts: object) -> None:
-    """Write a line. Whoever only looks at a queue does not load what writes it."""
+    """Log a warning. The logger is imported late: a program that only reads does not need it."""
     import structlog
 
     structlog.get_logger("tenure.plane").warning(text, **facts)

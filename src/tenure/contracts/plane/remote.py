@@ -1,4 +1,4 @@
-"""A plane over HTTP, as its workers use it."""
+"""The client of a plane over HTTP."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from tenure.contracts.plane.model import CONTRACT, Ask, WorkerOptions, attempt_id_of
+from tenure.contracts.plane.model import CONTRACT, Claim, WorkerOptions, attempt_id_of
 from tenure.contracts.plane.queue import PlaneQueue, anonymous
-from tenure.contracts.plane.schemas import BATCH_MAX, ClaimedJob, Ended, Kept
+from tenure.contracts.plane.schemas import (
+    BATCH_MAX,
+    ClaimedJob,
+    ClaimResults,
+    HeartbeatResult,
+    HeartbeatResults,
+    ReportResults,
+    SettleResult,
+    SettleResults,
+    SubmitResults,
+)
 from tenure.core.errors import (
     LeaseLost,
     ReplyLost,
@@ -24,16 +34,7 @@ from tenure.core.errors import (
 )
 from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import (
-    BURIED,
-    CANCELLED,
-    COMPLETED,
-    RELEASED,
-    Failure,
-    Outcome,
-    Retried,
-    Verdict,
-)
+from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.core.registry import QueueUrl
 from tenure.core.seam import Upkeep
 from tenure.egress import (
@@ -50,23 +51,17 @@ from tenure.store import resend
 _CONNECT_MS = 5_000
 _ANSWER_BYTES_MAX = 256 << 20
 _ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
-_VERDICTS: dict[str, Verdict] = {
-    "completed": COMPLETED,
-    "buried": BURIED,
-    "released": RELEASED,
-    "cancelled": CANCELLED,
-}
-# The request itself is at fault, if the plane says so and not a proxy before it; every other
-# refusal may be over the next time.
+# The request itself is wrong, if the plane says so and not a proxy before it. Any other refusal may
+# not happen again.
 _USAGE = frozenset({400, 413, 422})
 _NOT_EXECUTED = frozenset({"queue_full", "rate_limited", "draining"})
-_AWAY = frozenset({429, 502, 503, 504})
+_UNAVAILABLE = frozenset({429, 502, 503, 504})
 
 T = TypeVar("T")
 
 
 class _Http:
-    """POSTs JSON to one plane. Nothing is sent twice: the caller's ids and fences decide that."""
+    """POSTs JSON to one plane. It never sends a request again: callers know what is safe."""
 
     def __init__(
         self, url: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
@@ -99,33 +94,8 @@ class _Http:
         await self._client.close()
 
 
-class _Jobs(msgspec.Struct):
-    jobs: list[ClaimedJob]
-
-
-class _Kept(msgspec.Struct):
-    results: list[Kept]
-
-
-class _Ended(msgspec.Struct):
-    results: list[Ended]
-
-
-class _Submitted(msgspec.Struct):
-    results: list[Submitted]
-
-
-class _Told(msgspec.Struct):
-    ok: bool
-    reason: str = ""
-
-
-class _Reported(msgspec.Struct):
-    results: list[_Told]
-
-
-class RemotePlane:
-    """The plane at an address."""
+class _RemotePlane:
+    """A plane at a URL."""
 
     def __init__(self, http: _Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
         self._http = http
@@ -133,43 +103,46 @@ class RemotePlane:
         self._answer_s = answer_ms / 1000
         self._bytes_max = body_bytes_max - _ENVELOPE_BYTES
 
-    async def claim(self, ask: Ask) -> list[Lease]:
-        """Take leases; the plane makes the request wait."""
+    async def claim(self, claim: Claim) -> list[Lease]:
+        """Take leases; the plane delays its answer while there are none."""
         body = {
-            "worker_id": ask.worker_id,
-            "streams": ask.streams,
-            "max_wait_ms": ask.wait_ms,
-            "max_jobs": ask.limit,
-            "claim_id": ask.claim_id,
-            "lost": ask.lost,
-            "fresh": ask.fresh,
+            "worker_id": claim.worker_id,
+            "streams": claim.streams,
+            "max_wait_ms": claim.wait_ms,
+            "max_jobs": claim.limit,
+            "claim_id": claim.claim_id,
+            "lost": claim.lost,
+            "fresh": claim.fresh,
         }
-        answer = await self._post("claim", body, _Jobs, wait_ms=ask.wait_ms)
+        answer = await self._post("claim", body, ClaimResults, wait_ms=claim.wait_ms)
         return [_lease(job) for job in answer.jobs]
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Keep leases alive. The keeper asks far more often than they need to be written."""
+        """Keep leases alive; the plane writes only those that need it (`if_short`)."""
         answers: list[Lease | LeaseLost] = []
-        for part, held in self._parts(leases, _named):
-            body = {"worker_id": self._worker_id, "leases": held, "if_short": True}
-            told = await resend.part(answers, self._post("heartbeat", body, _Kept))
-            answers += [_kept(lease, each) for lease, each in zip(part, told.results, strict=True)]
+        for batch, items in self._batches(leases, _proof):
+            body = {"worker_id": self._worker_id, "leases": items, "if_short": True}
+            answer = await resend.part(answers, self._post("heartbeat", body, HeartbeatResults))
+            answers += [
+                _extended(lease, result)
+                for lease, result in zip(batch, answer.results, strict=True)
+            ]
         return answers
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
-        """Publish news."""
+        """Store reports."""
         answers: list[LeaseLost | None] = []
-        for part, news in self._parts(reports, _news):
-            body = {"worker_id": self._worker_id, "reports": news}
-            told = await resend.part(answers, self._post("report", body, _Reported))
+        for batch, items in self._batches(reports, _report_item):
+            body = {"worker_id": self._worker_id, "reports": items}
+            answer = await resend.part(answers, self._post("report", body, ReportResults))
             answers += [
-                None if each.ok else LeaseLost(report.lease.job_id, each.reason)
-                for report, each in zip(part, told.results, strict=True)
+                None if result.ok else LeaseLost(report.lease.job_id, result.reason)
+                for report, result in zip(batch, answer.results, strict=True)
             ]
         return answers
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
-        """End leases: the successes by `complete`, everything else by `fail`, side by side."""
+        """End leases: successes by `complete`, all others by `fail`, at the same time."""
         numbered = [(at, self._sendable(outcome)) for at, outcome in enumerate(outcomes)]
         done = [each for each in numbered if each[1].kind == "complete"]
         rest = [each for each in numbered if each[1].kind != "complete"]
@@ -183,11 +156,11 @@ class RemotePlane:
     async def _end(
         self, verb: str, numbered: list[tuple[int, Outcome]], verdicts: dict[int, Verdict]
     ) -> None:
-        for part, jobs in self._parts(numbered, lambda each: _ended(each[1])):
-            body = {"worker_id": self._worker_id, "jobs": jobs}
-            told = await resend.part(verdicts, self._post(verb, body, _Ended))
-            for (at, outcome), answer in zip(part, told.results, strict=True):
-                verdicts[at] = _verdict(outcome, answer)
+        for batch, items in self._batches(numbered, lambda each: _settle_item(each[1])):
+            body = {"worker_id": self._worker_id, "jobs": items}
+            answer = await resend.part(verdicts, self._post(verb, body, SettleResults))
+            for (at, outcome), result in zip(batch, answer.results, strict=True):
+                verdicts[at] = _verdict(outcome, result)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs."""
@@ -195,14 +168,14 @@ class RemotePlane:
         sent: list[tuple[int, dict[str, Any]]] = []
         for at, job in enumerate(jobs):
             try:
-                sent.append((at, _new(job)))
-            except UsageError as error:  # it harms no other
+                sent.append((at, _new_job(job)))
+            except UsageError as error:  # the other jobs are sent
                 answers[at] = Submitted("", "invalid", str(error))
         stored: dict[int, Submitted] = {}
-        for part, written in self._parts(sent, lambda each: each[1]):
-            post = self._post("/v1/plane/jobs", {"jobs": written}, _Submitted)
-            told = await resend.part(stored, post)
-            stored |= {at: answer for (at, _), answer in zip(part, told.results, strict=True)}
+        for batch, items in self._batches(sent, lambda each: each[1]):
+            post = self._post("/v1/plane/jobs", {"jobs": items}, SubmitResults)
+            answer = await resend.part(stored, post)
+            stored |= {at: each for (at, _), each in zip(batch, answer.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]
 
@@ -214,41 +187,41 @@ class RemotePlane:
         """Close the connections."""
         await self._http.close()
 
-    def _parts(
+    def _batches(
         self, items: Sequence[T], write: Callable[[T], dict[str, Any]]
     ) -> Iterator[tuple[list[T], list[msgspec.Raw]]]:
-        """Pieces of a batch that one request can carry, and their JSON."""
-        part: list[T] = []
+        """Batches that fit into one request, and their items as JSON."""
+        batch: list[T] = []
         written: list[msgspec.Raw] = []
-        held = 0
+        size = 0
         for item in items:
             raw = msgspec.json.encode(write(item))
-            held += len(raw) + 1
-            if part and (len(part) >= BATCH_MAX or held > self._bytes_max):
-                yield part, written
-                part, written, held = [], [], len(raw) + 1
-            part.append(item)
+            size += len(raw) + 1
+            if batch and (len(batch) >= BATCH_MAX or size > self._bytes_max):
+                yield batch, written
+                batch, written, size = [], [], len(raw) + 1
+            batch.append(item)
             written.append(msgspec.Raw(raw))
-        if part:
-            yield part, written
+        if batch:
+            yield batch, written
 
     def _sendable(self, outcome: Outcome) -> Outcome:
-        """A result that no request can carry would be tried for ever: it is a failure for good."""
+        """The outcome. A result too large for a request would be sent for ever, so it is buried."""
         most = self._bytes_max - _ENVELOPE_BYTES
         if len(outcome.result) <= most:
             return outcome
-        said = f"the result has {len(outcome.result)} bytes, more than {most} (body_bytes_max)"
-        failure = Failure(code="result_too_large", message=said, retryable=False)
+        message = f"the result has {len(outcome.result)} bytes, more than {most} (body_bytes_max)"
+        failure = Failure(code="result_too_large", message=message, retryable=False)
         return Outcome(outcome.lease, "bury", failure=failure)
 
-    async def _post(self, verb: str, body: Any, shape: type[T], *, wait_ms: int = 0) -> T:
+    async def _post(self, verb: str, body: Any, answer: type[T], *, wait_ms: int = 0) -> T:
         path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
         timeout_s = self._answer_s + wait_ms / 1000
         status, raw = await self._http.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
         if status not in (200, 202):
             raise _refusal(self._http.url, path, status, raw)
         try:
-            return msgspec.json.decode(raw, type=shape)
+            return msgspec.json.decode(raw, type=answer)
         except msgspec.DecodeError as error:
             raise ServerError(f"{self._http.url} answered {path} unreadably: {error}") from error
 
@@ -262,14 +235,14 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
     key = _key(store, options)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     http = _Http(store, headers=headers, tls=_tls(store, options))
-    named = worker_id or anonymous()
-    remote = RemotePlane(
+    worker_id = worker_id or anonymous()
+    remote = _RemotePlane(
         http,
-        worker_id=named,
+        worker_id=worker_id,
         answer_ms=options.answer_ms,
         body_bytes_max=options.body_bytes_max,
     )
-    return PlaneQueue(remote, streams=options.names, worker_id=named)
+    return PlaneQueue(remote, streams=options.names, worker_id=worker_id)
 
 
 def _key(store: str, options: WorkerOptions) -> str:
@@ -295,7 +268,7 @@ def _tls(store: str, options: WorkerOptions) -> ssl.SSLContext | None:
     return context
 
 
-def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | UsageError:
+def _refusal(url: str, path: str, status: int, raw: bytes) -> StoreError | UsageError:
     try:
         problem = msgspec.json.decode(raw)
         detail, code = problem.get("detail", ""), problem.get("code", "")
@@ -305,15 +278,15 @@ def _refusal(place: str, path: str, status: int, raw: bytes) -> StoreError | Usa
     kind: type[StoreError | UsageError] = ServerError
     if ours and status in _USAGE:
         kind = UsageError
-    elif status in _AWAY and code != "store_refused":
+    elif status in _UNAVAILABLE and code != "store_refused":
         # A 429 comes before the request is executed; 502 to 504 do not say how far it got.
-        unsent = status == 429 or (ours and code in _NOT_EXECUTED)
-        kind = StoreUnreachable if unsent else ReplyLost
-    said = f"{place} answered {path} with {status}: {detail}"
-    return kind(said, contract=CONTRACT, operation=path, reply=raw)
+        not_executed = status == 429 or (ours and code in _NOT_EXECUTED)
+        kind = StoreUnreachable if not_executed else ReplyLost
+    message = f"{url} answered {path} with {status}: {detail}"
+    return kind(message, contract=CONTRACT, operation=path, reply=raw)
 
 
-def _named(lease: Lease) -> dict[str, Any]:
+def _proof(lease: Lease) -> dict[str, Any]:
     return {
         "job_id": lease.job_id,
         "attempt_id": attempt_id_of(lease.job_id, lease.fence),
@@ -322,8 +295,8 @@ def _named(lease: Lease) -> dict[str, Any]:
     }
 
 
-def _ended(outcome: Outcome) -> dict[str, Any]:
-    body = _named(outcome.lease)
+def _settle_item(outcome: Outcome) -> dict[str, Any]:
+    body = _proof(outcome.lease)
     body["message_id"] = outcome.lease.handle
     if outcome.kind == "complete":
         return {**body, "result": msgspec.Raw(outcome.result)}
@@ -333,15 +306,15 @@ def _ended(outcome: Outcome) -> dict[str, Any]:
     return body
 
 
-def _news(report: Report) -> dict[str, Any]:
-    body = _named(report.lease)
+def _report_item(report: Report) -> dict[str, Any]:
+    body = _proof(report.lease)
     body |= {"type": report.type, "step": report.step, "data": msgspec.Raw(report.data)}
     if report.progress:
         body["progress"] = msgspec.Raw(report.progress)
     return body
 
 
-def _new(job: NewJob) -> dict[str, Any]:
+def _new_job(job: NewJob) -> dict[str, Any]:
     try:
         msgspec.json.decode(job.payload, type=msgspec.Raw)
         job.payload.decode()
@@ -381,7 +354,7 @@ def _lease(job: ClaimedJob) -> Lease:
     )
 
 
-def _kept(lease: Lease, answer: Kept) -> Lease | LeaseLost:
+def _extended(lease: Lease, answer: HeartbeatResult) -> Lease | LeaseLost:
     if not answer.ok:
         return LeaseLost(lease.job_id, answer.reason)
     return msgspec.structs.replace(
@@ -392,9 +365,7 @@ def _kept(lease: Lease, answer: Kept) -> Lease | LeaseLost:
     )
 
 
-def _verdict(outcome: Outcome, answer: Ended) -> Verdict:
-    if answer.verdict == "retried":
-        return Retried(answer.due_ms)
+def _verdict(outcome: Outcome, answer: SettleResult) -> Verdict:
     if not answer.ok:
         return LeaseLost(outcome.lease.job_id, answer.reason)
-    return _VERDICTS[answer.verdict]
+    return verdict_of(answer.verdict, answer.due_ms)

@@ -1,4 +1,4 @@
-"""The HTTP side of the contract: workers' verbs, producers' requests and administration."""
+"""The HTTP API of a plane: the endpoints of producers and of workers."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.ledger import PlaneLedger
-from tenure.contracts.plane.model import Ask, fence_of
+from tenure.contracts.plane.model import Claim, fence_of
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
-    Claimed,
-    ClaimedJobs,
     ClaimRequest,
+    ClaimResult,
+    ClaimResults,
     CompletedJob,
     CompleteRequest,
     CreatePlaneJobs,
-    Ended,
-    EndedResults,
+    EmptyClaimResult,
     EventId,
     FailedJob,
     FailRequest,
     FollowPlaneJob,
     HeartbeatRequest,
-    HeldLease,
-    Kept,
-    KeptResults,
+    HeartbeatResult,
+    HeartbeatResults,
+    LeaseRef,
     NewPlaneJob,
     PlaneJobNews,
     PlaneJobView,
     ReportRequest,
-    Results,
-    StoredResults,
-    ToldResults,
-    Unclaimed,
+    ReportResult,
+    ReportResults,
+    SettleResult,
+    SettleResults,
+    SubmitResults,
     UpkeepRequest,
-    claimed,
-    completed,
-    failed,
-    kept,
-    named,
-    reported,
+    batch_item,
+    claimed_job,
+    completed_outcome,
+    failed_outcome,
+    heartbeat_result,
+    job_view,
+    partial_lease,
+    report_of,
     require,
-    single,
     stream_and_message,
-    view,
 )
 from tenure.core.endpoint import (
     Answer,
@@ -68,9 +69,9 @@ from tenure.core.errors import Conflict, LeaseLost, NotFound
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
+    VERDICT_NAMES,
     Buried,
     Cancelled,
-    Completed,
     Outcome,
     Released,
     Retried,
@@ -78,43 +79,17 @@ from tenure.core.outcome import (
 )
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
-from tenure.core.state import PLANE as MACHINE
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_surely
 
-
-def allowed(caller: Caller, streams: tuple[str, ...], named: bool) -> tuple[str, ...]:
-    """The streams asked for by name must all be allowed; of all streams those that are."""
-    names = caller.streams
-    if not names:
-        return streams
-    if named:
-        check_allowed(caller, streams)
-        return streams
-    mine = tuple(stream for stream in streams if stream in names)
-    if not mine:
-        raise Refused("scope", "this key is good for none of the plane's streams")
-    return mine
-
-
-def check_allowed(caller: Caller, streams: Iterable[str]) -> None:
-    """Refuse a stream that the caller's key is not good for."""
-    names = caller.streams
-    for stream in streams:
-        if names and stream not in names:
-            raise Refused(
-                "scope",
-                f"this key is good for {', '.join(sorted(names))}, not for {stream[:120]!r}",
-            )
-
-
+_PROBLEMS = (400, 403, 408, 413, 415, 422)
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
 
-class Jobs:
-    """The endpoints of the producers."""
+class _JobRoutes:
+    """The endpoints of producers."""
 
     def __init__(self, queue: Submits, ledger: PlaneLedger, redaction: Redaction) -> None:
         self._redaction = redaction
@@ -122,29 +97,29 @@ class Jobs:
         self._ledger = ledger
 
     async def create(self, call: Call) -> Answer:
-        """Store a job, or those of a list; ids are chosen here where the caller chose none."""
-        asked: CreatePlaneJobs = call.body
-        if asked.jobs is not None:
-            return await self._create_all(asked.jobs, call)
-        if not bytes(asked.payload):
+        """Store a job, or those of a list. A job without an id gets one."""
+        body: CreatePlaneJobs = call.body
+        if body.jobs is not None:
+            return await self._create_all(body.jobs, call)
+        if not bytes(body.payload):
             raise Refused("invalid", "payload is missing", field="payload")
         key, trace = idempotency_key(call.headers), trace_context(call.headers)
-        job = self._new_job(asked, call, key, trace)
+        job = self._new_job(body, call, key, trace)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
         return await self._accepted(call, job, submitted)
 
-    async def _create_all(self, asked: Sequence[NewPlaneJob], call: Call) -> Answer:
+    async def _create_all(self, items: Sequence[NewPlaneJob], call: Call) -> Answer:
         """Answers are per job: one that is refused harms no other."""
-        jobs = [self._new_job(each, call, each.idempotency_key, each.trace) for each in asked]
-        return Answer(200, Results(await submit_surely(self._queue, jobs) if jobs else []))
+        jobs = [self._new_job(item, call, item.idempotency_key, item.trace) for item in items]
+        return Answer(200, SubmitResults(await submit_surely(self._queue, jobs) if jobs else []))
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded, and its attempts."""
         return Answer(200, await self._view(call))
 
     async def follow(self, call: Call) -> Answer | Follow:
-        """The job's events from a position on; nothing more to come is 204, which ends a client."""
+        """The job's events after a position; 204 if none can follow, which ends a client."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
         if after and not _EVENT_ID.fullmatch(after):
             raise Refused("bad_cursor", f"{after[:60]!r} is not an event id such as 3")
@@ -158,10 +133,10 @@ class Jobs:
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
         record = await self._record(call)
-        (said,) = await self._ledger.cancel([record.job_id])
-        if said not in ("ok", "requested"):
-            raise Conflict(f"the job is {said} and cannot be cancelled any more")
-        return Answer(200 if said == "ok" else 202, await self._view(call))
+        (answer,) = await self._ledger.cancel([record.job_id])
+        if answer not in ("ok", "requested"):
+            raise Conflict(f"the job is {answer} and cannot be cancelled any more")
+        return Answer(200 if answer == "ok" else 202, await self._view(call))
 
     async def _view(self, call: Call) -> PlaneJobView:
         record = await self._record(call)
@@ -175,17 +150,17 @@ class Jobs:
                 {**each, "error": error.decode()}
                 for each, error in zip(attempts, masked, strict=True)
             ]
-        return view(record, attempts)
+        return job_view(record, attempts)
 
     async def _accepted(self, call: Call, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/plane/jobs/{submitted.job_id}")]
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
         record = await self._ledger.get(submitted.job_id)
-        if record is None:  # it has ended and was removed meanwhile
+        if record is None:  # it has ended and was removed in the meantime
             raise _unknown()
         shown = await self._redaction.shown(record, call.caller)
-        return Answer(202, view(shown, []), tuple(headers))
+        return Answer(202, job_view(shown, []), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:
         job_id = call.path["job_id"]
@@ -197,34 +172,34 @@ class Jobs:
             raise _unknown()
         return await self._redaction.shown(record, call.caller)
 
-    def _new_job(self, asked: Any, call: Call, key: str, trace: str) -> NewJob:
-        check_allowed(call.caller, [asked.stream or self._ledger.default_stream])
-        job_id = asked.job_id or uuid7()
-        requester = getattr(asked, "requester", "")
+    def _new_job(self, body: Any, call: Call, key: str, trace: str) -> NewJob:
+        _check_streams(call.caller, [body.stream or self._ledger.default_stream])
+        job_id = body.job_id or uuid7()
+        requester = getattr(body, "requester", "")
         if requester and not call.reaches(requester, job_id):
             raise Refused("scope", "only an admin may submit in another requester's name")
         try:
-            payload = bytes(asked.payload)
+            payload = bytes(body.payload)
             payload.decode()
         except UnicodeDecodeError as error:
             raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
         return NewJob(
-            task=asked.task,
+            task=body.task,
             payload=payload,
             job_id=job_id,
             idempotency_key=key,
             requester=requester or call.caller.requester,
-            priority=asked.priority,
-            delay_ms=asked.delay_ms,
-            max_attempts=asked.max_attempts,
-            ttl_ms=asked.ttl_ms,
-            gid=asked.gid,
+            priority=body.priority,
+            delay_ms=body.delay_ms,
+            max_attempts=body.max_attempts,
+            ttl_ms=body.ttl_ms,
+            gid=body.gid,
             trace=trace,
-            options={"stream": asked.stream} if asked.stream else {},
+            options={"stream": body.stream} if body.stream else {},
         )
 
     def endpoints(self) -> list[Endpoint]:
-        """What the gateway shall serve."""
+        """The endpoints for the gateway."""
         path = "/v1/plane/jobs/{job_id}"
         return [
             Endpoint(
@@ -241,7 +216,7 @@ class Jobs:
                 example=_EXAMPLE,
                 replies={
                     202: Reply("The job is stored.", PlaneJobView),
-                    200: Reply("What became of each job of the list.", StoredResults),
+                    200: Reply("What became of each job of the list.", SubmitResults),
                 },
                 problems=(400, 408, 409, 413, 415, 422),
                 tag="plane",
@@ -298,218 +273,217 @@ def _unknown() -> NotFound:
     return NotFound("there is no such job, or it was removed, or it is not yours")
 
 
-_PROBLEMS = (400, 403, 408, 413, 415, 422)
-_VERDICTS: dict[type, tuple[str, bool, bool]] = {
-    Completed: ("completed", False, False),
-    Retried: ("retried", True, False),
-    Released: ("released", True, False),
-    Buried: ("buried", False, True),
-    Cancelled: ("cancelled", False, True),
-}
-
-
 class HasPlane(Protocol):
     """A queue that is a plane."""
 
     plane: Plane
 
 
-class WorkerRoutes:
-    """The verbs of the workers."""
+class _WorkerRoutes:
+    """The endpoints of workers."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
     async def claim(self, call: Call) -> Answer:
-        """The contract's single form, or with `max_jobs` as many leases as there are."""
-        asked: ClaimRequest = call.body
-        ask = Ask(
-            worker_id=asked.worker_id,
-            streams=allowed(call.caller, self._plane.served(asked.streams), bool(asked.streams)),
-            limit=asked.max_jobs or 1,
-            claim_id=asked.claim_id,
-            lost=tuple(asked.lost),
-            fresh=asked.fresh,
+        """One lease, or with `max_jobs` as many as there are."""
+        body: ClaimRequest = call.body
+        claim = Claim(
+            worker_id=body.worker_id,
+            streams=_allowed(
+                call.caller, self._plane.check_streams(body.streams), named=bool(body.streams)
+            ),
+            limit=body.max_jobs or 1,
+            claim_id=body.claim_id,
+            lost=tuple(body.lost),
+            fresh=body.fresh,
             requester=call.caller.requester,
         )
-        leases = await self._waited(call, ask, asked.max_wait_ms)
+        leases = await self._claim(call, claim, body.max_wait_ms)
         ttl_s = self._plane.options.lease_ms / 1000
-        if asked.max_jobs:
-            return Answer(200, ClaimedJobs(bool(leases), [claimed(each, ttl_s) for each in leases]))
+        if body.max_jobs:
+            jobs = [claimed_job(lease, ttl_s) for lease in leases]
+            return Answer(200, ClaimResults(bool(jobs), jobs))
         if not leases:
-            return Answer(200, Unclaimed())
-        return Answer(200, claimed(leases[0], ttl_s, Claimed))
+            return Answer(200, EmptyClaimResult())
+        return Answer(200, claimed_job(leases[0], ttl_s, ClaimResult))
 
-    async def _waited(self, call: Call, ask: Ask, wait_ms: int) -> list[Lease]:
-        """The claim, given up when the client hangs up: nobody would keep what it took.
+    async def _claim(self, call: Call, claim: Claim, wait_ms: int) -> list[Lease]:
+        """Claim, and give up when the client disconnects: otherwise its leases would only expire.
 
-        Most claims under load find something at once: who waits is watched, who need not is looked
-        after when it is done. One that can be sent again is always watched: only the plane knows
-        whether what it gives back has been asked for again.
+        Most claims under load find jobs at once, so the connection is watched only while a claim
+        waits, and checked once after a claim that did not. A claim with an id is always watched:
+        only the plane knows whether the same claim was sent again and now has the leases.
         """
         if call.gone is None or not wait_ms:
-            return await self._plane.claim(ask)
-        if not ask.claim_id:
-            leases = await self._plane.claim(ask)
+            return await self._plane.claim(claim)
+        if not claim.claim_id:
+            leases = await self._plane.claim(claim)
             if leases:
-                return await self._kept_by(call.gone(), leases)
-        ask = msgspec.structs.replace(ask, wait_ms=wait_ms, looked=not ask.claim_id)
-        claiming = asyncio.ensure_future(self._plane.claim(ask))
+                return await self._release_if_gone(call.gone(), leases)
+        claim = msgspec.structs.replace(claim, wait_ms=wait_ms, looked=not claim.claim_id)
+        claiming = asyncio.ensure_future(self._plane.claim(claim))
         gone = asyncio.ensure_future(call.gone())
         try:
             await asyncio.wait((claiming, gone), return_when=asyncio.FIRST_COMPLETED)
-            if claiming.done():
-                return claiming.result()
-            return []
+            return claiming.result() if claiming.done() else []
         finally:
             gone.cancel()
             if not claiming.done():
                 claiming.cancel()
                 await asyncio.gather(claiming, return_exceptions=True)
 
-    async def _kept_by(self, gone: Awaitable[None], leases: list[Lease]) -> list[Lease]:
-        """The leases, unless the client has hung up meanwhile: then they go back."""
-        asking = gone.__await__()
+    async def _release_if_gone(self, gone: Awaitable[None], leases: list[Lease]) -> list[Lease]:
+        """The leases, or [] after releasing them if the client has disconnected."""
+        waiting = gone.__await__()
         try:
-            next(asking)  # it stops where it would wait, if the client is there
+            next(waiting)  # runs until it would wait, which it does while the client is connected
         except StopIteration:
             await self._plane.settle([Outcome(lease, "release") for lease in leases])
             return []
-        asking.close()
+        waiting.close()
         return leases
 
     async def heartbeat(self, call: Call) -> Answer:
-        """Keep one lease, or those of a list."""
-        asked: HeartbeatRequest = call.body
-        if asked.leases is not None:
-            return Answer(200, Results(await self._kept(asked.leases, call.caller, asked)))
-        require(asked, "job_id", "lease_token")
-        one = HeldLease(
-            job_id=asked.job_id,
-            lease_token=asked.lease_token,
-            attempt_id=asked.attempt_id,
-            stream=asked.stream,
-        )
-        return Answer(200, (await self._kept([one], call.caller, asked))[0])
+        """Extend one lease, or those of a list."""
+        body: HeartbeatRequest = call.body
+        if body.leases is not None:
+            return Answer(200, HeartbeatResults(await self._extend(body.leases, call.caller, body)))
+        require(body, "job_id", "lease_token")
+        lease = batch_item(body, LeaseRef)
+        return Answer(200, (await self._extend([lease], call.caller, body))[0])
 
-    async def _kept(
-        self, held: Sequence[HeldLease], caller: Caller, asked: HeartbeatRequest
-    ) -> list[Kept]:
-        leases = [await self._held(each, caller) for each in held]
+    async def _extend(
+        self, refs: Sequence[LeaseRef], caller: Caller, body: HeartbeatRequest
+    ) -> list[HeartbeatResult]:
+        leases = await self._leases(refs, caller)
         known = [lease for lease in leases if lease is not None]
-        check_allowed(caller, {lease.queue for lease in known})
-        answers = iter(await self._plane.extend(known, always=not asked.if_short))
+        _check_streams(caller, {lease.queue for lease in known})
+        answers = iter(await self._plane.extend(known, always=not body.if_short))
         return [
-            Kept(ok=False, reason="there is no such job") if lease is None else kept(next(answers))
+            HeartbeatResult(ok=False, reason="there is no such job")
+            if lease is None
+            else heartbeat_result(next(answers))
             for lease in leases
         ]
 
-    async def _held(self, held: HeldLease, caller: Caller) -> Lease | None:
-        """The lease meant; what the contract's heartbeat does not say is looked up.
+    async def _leases(self, refs: Sequence[LeaseRef], caller: Caller) -> list[Lease | None]:
+        """The leases meant; None for a job that does not exist.
 
-        A key for some streams does not learn of jobs in others.
+        The plane looks up the stream and the attempt of references that lack one of them. For a
+        key that is good for some streams, jobs of other streams do not exist.
         """
-        stream, _ = stream_and_message(held.stream)
-        if stream and held.attempt_id:
-            fence = fence_of(held.job_id, held.attempt_id)
-            return named(held.job_id, fence, held.lease_token, stream)
-        found = await self._plane.latest(held.job_id)
-        if found is None:
-            return None
-        stream, fence = found
-        if caller.streams and stream not in caller.streams:
-            return None
-        if held.attempt_id:
-            fence = fence_of(held.job_id, held.attempt_id)
-        return named(held.job_id, fence, held.lease_token, stream)
+        found = await self._plane.latest_leases(
+            [ref.job_id for ref in refs if not _is_complete(ref)]
+        )
+        leases: list[Lease | None] = []
+        for ref in refs:
+            stream, _ = stream_and_message(ref.stream)
+            fence = -1
+            if not _is_complete(ref):
+                latest = found.get(ref.job_id)
+                if latest is None or (caller.streams and latest.stream not in caller.streams):
+                    leases.append(None)
+                    continue
+                stream, fence = latest.stream, latest.fence
+            if ref.attempt_id:
+                fence = fence_of(ref.job_id, ref.attempt_id)
+            leases.append(partial_lease(ref.job_id, fence, ref.lease_token, stream))
+        return leases
 
     async def complete(self, call: Call) -> Answer:
         """End one attempt, or those of a list."""
-        asked: CompleteRequest = call.body
-        if asked.jobs is not None:
-            return Answer(200, Results(await self._ended(map(completed, asked.jobs), call)))
-        require(asked, "job_id", "attempt_id", "lease_token", "stream")
-        one = completed(single(asked, CompletedJob))
-        return Answer(200, (await self._ended([one], call))[0])
+        body: CompleteRequest = call.body
+        if body.jobs is not None:
+            results = await self._settle(map(completed_outcome, body.jobs), call)
+            return Answer(200, SettleResults(results))
+        require(body, "job_id", "attempt_id", "lease_token", "stream")
+        outcome = completed_outcome(batch_item(body, CompletedJob))
+        return Answer(200, (await self._settle([outcome], call))[0])
 
     async def fail(self, call: Call) -> Answer:
         """End one attempt that did not succeed, or those of a list."""
-        asked: FailRequest = call.body
-        if asked.jobs is not None:
-            return Answer(200, Results(await self._ended(map(failed, asked.jobs), call)))
-        require(asked, "job_id", "attempt_id", "lease_token", "stream")
-        if asked.error is None and asked.kind == "fail":
+        body: FailRequest = call.body
+        if body.jobs is not None:
+            results = await self._settle(map(failed_outcome, body.jobs), call)
+            return Answer(200, SettleResults(results))
+        require(body, "job_id", "attempt_id", "lease_token", "stream")
+        if body.error is None and body.kind == "fail":
             raise Refused(
                 "invalid", "error is missing: {code, message, stack, retryable}", field="error"
             )
-        one = failed(single(asked, FailedJob))
-        return Answer(200, (await self._ended([one], call))[0])
+        outcome = failed_outcome(batch_item(body, FailedJob))
+        return Answer(200, (await self._settle([outcome], call))[0])
 
-    async def _ended(self, outcomes: Any, call: Call) -> list[Ended]:
-        given: list[Outcome] = list(outcomes)
-        check_allowed(call.caller, {outcome.lease.queue for outcome in given})
-        verdicts = await self._plane.settle(given)
+    async def _settle(self, given: Iterable[Outcome], call: Call) -> list[SettleResult]:
+        outcomes = list(given)
+        _check_streams(call.caller, {outcome.lease.queue for outcome in outcomes})
+        verdicts = await self._plane.settle(outcomes)
+        lost = [
+            outcome.lease
+            for outcome, verdict in zip(outcomes, verdicts, strict=True)
+            if isinstance(verdict, LeaseLost)
+        ]
+        superseded = iter(await self._plane.are_superseded(lost))
         return [
-            await self._told(outcome, verdict)
-            for outcome, verdict in zip(given, verdicts, strict=True)
+            # P-16: a late call is refused, but its message may be acknowledged.
+            SettleResult(ok=False, ack=next(superseded), verdict="lost", reason=verdict.reason)
+            if isinstance(verdict, LeaseLost)
+            else _settle_result(verdict)
+            for verdict in verdicts
         ]
 
-    async def _told(self, outcome: Outcome, verdict: Verdict) -> Ended:
-        """P-16: a late call is refused, but its message is superseded and may go."""
-        if isinstance(verdict, LeaseLost):
-            superseded = await self._plane.is_superseded(outcome.lease)
-            return Ended(ok=False, ack=superseded, verdict="lost", reason=verdict.reason)
-        word, requeued, dlq = _VERDICTS[type(verdict)]
-        due_ms = verdict.due_ms if isinstance(verdict, Retried) else 0
-        return Ended(ok=True, ack=True, requeued=requeued, dlq=dlq, verdict=word, due_ms=due_ms)
-
     async def report(self, call: Call) -> Answer:
-        """Publish news of running attempts."""
-        asked: ReportRequest = call.body
-        reports = [reported(each) for each in asked.reports]
-        check_allowed(call.caller, {report.lease.queue for report in reports})
-        answers = await self._plane.report(reports)
-        return Answer(
-            200,
-            Results(
-                [
-                    {"ok": answer is None, "reason": "" if answer is None else answer.reason}
-                    for answer in answers
-                ]
-            ),
-        )
+        """Store reports of running attempts."""
+        body: ReportRequest = call.body
+        reports = [report_of(item) for item in body.reports]
+        _check_streams(call.caller, {report.lease.queue for report in reports})
+        results = [
+            ReportResult(ok=lost is None, reason="" if lost is None else lost.reason)
+            for lost in await self._plane.report(reports)
+        ]
+        return Answer(200, ReportResults(results))
 
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
-        asked: UpkeepRequest = call.body
-        streams = allowed(call.caller, self._plane.streams, named=False)
-        done = await self._plane.upkeep(asked.worker_id, slots=asked.slots, streams=streams)
+        body: UpkeepRequest = call.body
+        streams = _allowed(call.caller, self._plane.streams, named=False)
+        done = await self._plane.upkeep(body.worker_id, slots=body.slots, streams=streams)
         return Answer(200, done)
 
     def endpoints(self) -> list[Endpoint]:
-        """What the gateway shall serve."""
-        return [
-            _verb(
-                "claim",
-                "Take a job, or several",
-                self.claim,
-                ClaimRequest,
-                Claimed | ClaimedJobs | Unclaimed,
-            ),
-            _verb(
-                "heartbeat", "Keep a lease", self.heartbeat, HeartbeatRequest, Kept | KeptResults
-            ),
-            _verb(
-                *("complete", "End with a result", self.complete),
-                *(CompleteRequest, Ended | EndedResults),
-            ),
-            _verb("fail", "End without", self.fail, FailRequest, Ended | EndedResults),
-            _verb("report", "Publish news of an attempt", self.report, ReportRequest, ToldResults),
-            _verb("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
+        """The endpoints for the gateway."""
+        claim_reply = ClaimResult | ClaimResults | EmptyClaimResult
+        heartbeat_reply = HeartbeatResult | HeartbeatResults
+        settle_reply = SettleResult | SettleResults
+        rows = [
+            ("claim", "Take a job, or several", self.claim, ClaimRequest, claim_reply),
+            ("heartbeat", "Keep a lease", self.heartbeat, HeartbeatRequest, heartbeat_reply),
+            ("complete", "End with a result", self.complete, CompleteRequest, settle_reply),
+            ("fail", "End without a result", self.fail, FailRequest, settle_reply),
+            ("report", "Publish news of an attempt", self.report, ReportRequest, ReportResults),
+            ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
+        return [_worker_endpoint(*row) for row in rows]
 
 
-def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpoint:
+def _is_complete(ref: LeaseRef) -> bool:
+    """Whether a reference has all that proves a lease."""
+    return bool(stream_and_message(ref.stream)[0] and ref.attempt_id)
+
+
+def _settle_result(verdict: Verdict) -> SettleResult:
+    return SettleResult(
+        ok=True,
+        ack=True,
+        requeued=isinstance(verdict, Retried | Released),
+        dlq=isinstance(verdict, Buried | Cancelled),
+        verdict=VERDICT_NAMES[type(verdict)],
+        due_ms=verdict.due_ms if isinstance(verdict, Retried) else 0,
+    )
+
+
+def _worker_endpoint(name: str, summary: str, handle: Any, takes: Any, reply: Any) -> Endpoint:
     return Endpoint(
         method="POST",
         path=f"/internal/worker/{name}",
@@ -518,20 +492,44 @@ def _verb(name: str, summary: str, handle: Any, takes: Any, gives: Any) -> Endpo
         right=Right("jobs:work", "leased", does=name, audit="history", streams=True),
         handle=handle,
         takes=takes,
-        replies={200: Reply("The answer; in its batch form per item and in order.", gives)},
+        replies={200: Reply("The answer; in its batch form per item and in order.", reply)},
         problems=_PROBLEMS,
         tag="worker",
         bytes_max=BODY_BYTES_MAX,
     )
 
 
+def _allowed(caller: Caller, streams: tuple[str, ...], *, named: bool) -> tuple[str, ...]:
+    """The streams that a caller may use; those that it `named` itself must all be allowed."""
+    if not caller.streams:
+        return streams
+    if named:
+        _check_streams(caller, streams)
+        return streams
+    allowed = tuple(stream for stream in streams if stream in caller.streams)
+    if not allowed:
+        raise Refused("scope", "this key is good for none of the plane's streams")
+    return allowed
+
+
+def _check_streams(caller: Caller, streams: Iterable[str]) -> None:
+    """Refuse a stream that the caller's key is not good for."""
+    allowed = caller.streams
+    for stream in streams:
+        if allowed and stream not in allowed:
+            raise Refused(
+                "scope",
+                f"this key is good for {', '.join(sorted(allowed))}, not for {stream[:120]!r}",
+            )
+
+
 def open_routes(
-    queue: Submits, ledger: PlaneLedger, *, ttl_s: int, redaction: Redaction, **_lent: object
+    queue: Submits, ledger: PlaneLedger, *, ttl_s: int, redaction: Redaction, **_unused: object
 ) -> list[Endpoint]:
-    """The endpoints of the producers."""
-    return Jobs(queue, ledger, redaction).endpoints()
+    """The endpoints of producers."""
+    return _JobRoutes(queue, ledger, redaction).endpoints()
 
 
 def open_worker_routes(queue: HasPlane) -> list[Endpoint]:
-    """The endpoints of the workers."""
-    return WorkerRoutes(queue.plane).endpoints()
+    """The endpoints of workers."""
+    return _WorkerRoutes(queue.plane).endpoints()

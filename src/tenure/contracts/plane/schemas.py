@@ -1,4 +1,7 @@
-"""The JSON of the contract's HTTP side, and its conversion."""
+"""The JSON bodies of the HTTP API, and their conversion to and from the types of the seam.
+
+Fields after a comment `# ours` are not of the contract.
+"""
 
 from __future__ import annotations
 
@@ -19,45 +22,45 @@ from tenure.core.outcome import Failure, Outcome
 
 BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20
-TEXT_MAX = 512
-DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+_TEXT_MAX = 512
+_DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 _MOMENT_MAX = 253_402_300_799_999
 
-Id = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
-Name = Annotated[str, Meta(max_length=TEXT_MAX)]
-StreamName = Annotated[str, Meta(max_length=100, description="A stream of this plane.")]
-WaitMs = Annotated[int, Meta(ge=0, le=3_600_000, description="How long to wait for a job.")]
-DelayMs = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)]
-Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-Kind = Literal["fail", "retry", "bury", "snooze", "release", "cancel"]
+_Id = Annotated[str, Meta(min_length=1, max_length=_TEXT_MAX)]
+_Name = Annotated[str, Meta(max_length=_TEXT_MAX)]
+_StreamName = Annotated[str, Meta(max_length=100, description="A stream of this plane.")]
+_WaitMs = Annotated[int, Meta(ge=0, le=3_600_000, description="How long to wait for a job.")]
+_DelayMs = Annotated[int, Meta(ge=0, le=_DELAY_MS_MAX)]
+_Integer = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+_Kind = Literal["fail", "retry", "bury", "snooze", "release", "cancel"]
 
 
-class Sends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client sends: a misspelt field is refused, not ignored."""
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of all request bodies: a misspelt field is refused, not ignored."""
 
 
-class StreamRef(Sends, frozen=True):
+class StreamRef(RequestBody, frozen=True):
     """Where a job's message is."""
 
-    name: StreamName
-    message_id: Name = ""
+    name: _StreamName
+    message_id: _Name = ""
 
 
-class ClaimRequest(Sends, frozen=True):
-    """Asks for work. `streams` are tried in this order; none means all of the plane."""
+class ClaimRequest(RequestBody, frozen=True):
+    """Asks for work. `streams` are tried in this order; an empty list means all of the plane."""
 
-    worker_id: Id
-    streams: Annotated[list[StreamName], Meta(max_length=100)] = []
-    max_wait_ms: WaitMs = 0
+    worker_id: _Id
+    streams: Annotated[list[_StreamName], Meta(max_length=100)] = []
+    max_wait_ms: _WaitMs = 0
     # ours
-    claim_id: Name = ""
+    claim_id: _Name = ""
     max_jobs: Annotated[int, Meta(ge=0, le=BATCH_MAX)] = 0
     fresh: bool = False
-    lost: Annotated[list[Name], Meta(max_length=20)] = []
+    lost: Annotated[list[_Name], Meta(max_length=20)] = []
 
 
 class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease. The times after `# ours` are milliseconds on the database's clock."""
+    """One lease. Times in milliseconds are of the database's clock."""
 
     job_id: str
     attempt_id: str
@@ -80,51 +83,51 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
 
 
-class Claimed(ClaimedJob, frozen=True, kw_only=True):
-    """The contract's answer to a claim that found a job."""
+class ClaimResult(ClaimedJob, frozen=True, kw_only=True):
+    """The answer to a claim that found a job."""
 
     claimed: bool = True
 
 
-class Unclaimed(msgspec.Struct, frozen=True):
-    """The contract's answer to a claim that found none."""
+class EmptyClaimResult(msgspec.Struct, frozen=True):
+    """The answer to a claim that found no job."""
 
     claimed: bool = False
 
 
-class ClaimedJobs(msgspec.Struct, frozen=True):
+class ClaimResults(msgspec.Struct, frozen=True):
     """The answer to a claim with `max_jobs`."""
 
     claimed: bool
     jobs: list[ClaimedJob]
 
 
-class HeldLease(Sends, frozen=True):
-    """A lease, named by its holder."""
+class LeaseRef(RequestBody, frozen=True):
+    """A lease as its holder identifies it."""
 
-    job_id: Id
-    lease_token: Name
-    # ours: with both, the plane need not look them up
-    attempt_id: Name = ""
-    stream: StreamName | StreamRef = ""
+    job_id: _Id
+    lease_token: _Name
+    # ours: if both are given, the plane does not look them up
+    attempt_id: _Name = ""
+    stream: _StreamName | StreamRef = ""
 
 
-class HeartbeatRequest(Sends, frozen=True):
-    """Keeps a lease, or all of `leases`."""
+class HeartbeatRequest(RequestBody, frozen=True):
+    """Extends a lease, or all of `leases`."""
 
-    worker_id: Id
-    job_id: Name = ""
-    lease_token: Name = ""
+    worker_id: _Id
+    job_id: _Name = ""
+    lease_token: _Name = ""
     # ours
-    attempt_id: Name = ""
-    stream: StreamName | StreamRef = ""
-    leases: Annotated[list[HeldLease], Meta(max_length=BATCH_MAX)] | None = None
+    attempt_id: _Name = ""
+    stream: _StreamName | StreamRef = ""
+    leases: Annotated[list[LeaseRef], Meta(max_length=BATCH_MAX)] | None = None
     if_short: Annotated[
         bool, Meta(description="Extend only leases of which less than two thirds are left.")
     ] = False
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the lease is still held, and until when; `lease_remaining_ms` needs no clock."""
 
     ok: bool
@@ -136,32 +139,32 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class CompletedJob(Sends, frozen=True):
+class CompletedJob(RequestBody, frozen=True):
     """An attempt that succeeded."""
 
-    job_id: Id
-    attempt_id: Id
-    lease_token: Name
-    stream: StreamName | StreamRef
-    message_id: Name = ""
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
+    message_id: _Name = ""
     result: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b"null"))
 
 
-class CompleteRequest(Sends, frozen=True):
+class CompleteRequest(RequestBody, frozen=True):
     """Ends an attempt with its result, or all of `jobs`."""
 
-    worker_id: Id
-    job_id: Name = ""
-    attempt_id: Name = ""
-    lease_token: Name = ""
-    stream: StreamName | StreamRef = ""
-    message_id: Name = ""
+    worker_id: _Id
+    job_id: _Name = ""
+    attempt_id: _Name = ""
+    lease_token: _Name = ""
+    stream: _StreamName | StreamRef = ""
+    message_id: _Name = ""
     result: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b"null"))
     # ours
     jobs: Annotated[list[CompletedJob], Meta(max_length=BATCH_MAX)] | None = None
 
 
-class Error(Sends, frozen=True):
+class Error(RequestBody, frozen=True):
     """Why an attempt failed."""
 
     code: str = "error"
@@ -170,40 +173,40 @@ class Error(Sends, frozen=True):
     retryable: bool = True
 
 
-class FailedJob(Sends, frozen=True):
-    """An attempt that did not succeed. `kind` other than `fail` says what shall become of it."""
+class FailedJob(RequestBody, frozen=True):
+    """An attempt that did not succeed. `kind` says what shall become of its job."""
 
-    job_id: Id
-    attempt_id: Id
-    lease_token: Name
-    stream: StreamName | StreamRef
-    message_id: Name = ""
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
+    message_id: _Name = ""
     error: Error | None = None
     # ours
-    kind: Kind = "fail"
-    delay_ms: DelayMs = 0
+    kind: _Kind = "fail"
+    delay_ms: _DelayMs = 0
 
 
-class FailRequest(Sends, frozen=True):
+class FailRequest(RequestBody, frozen=True):
     """Ends an attempt that did not succeed, or all of `jobs`."""
 
-    worker_id: Id
-    job_id: Name = ""
-    attempt_id: Name = ""
-    lease_token: Name = ""
-    stream: StreamName | StreamRef = ""
-    message_id: Name = ""
+    worker_id: _Id
+    job_id: _Name = ""
+    attempt_id: _Name = ""
+    lease_token: _Name = ""
+    stream: _StreamName | StreamRef = ""
+    message_id: _Name = ""
     error: Error | None = None
     # ours
-    kind: Kind = "fail"
-    delay_ms: DelayMs = 0
+    kind: _Kind = "fail"
+    delay_ms: _DelayMs = 0
     jobs: Annotated[list[FailedJob], Meta(max_length=BATCH_MAX)] | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an attempt. `ack` says that its message has had its effect.
+class SettleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an attempt. With `ack` its message is done and can be acknowledged.
 
-    `requeued` and `dlq` are of `fail`; `verdict` is the same in one word.
+    `requeued` and `dlq` are for `fail`; `verdict` is the same in one word.
     """
 
     ok: bool
@@ -216,100 +219,94 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Results(msgspec.Struct, frozen=True):
-    """The answers to a batch, in its order; the shapes below say which for the API document."""
+class HeartbeatResults(msgspec.Struct, frozen=True):
+    """The answers to a batch of heartbeats, in its order."""
 
-    results: list[Any]
-
-
-class KeptResults(msgspec.Struct, frozen=True):
-    """The answers to the heartbeats of a batch, in its order."""
-
-    results: list[Kept]
+    results: list[HeartbeatResult]
 
 
-class EndedResults(msgspec.Struct, frozen=True):
+class SettleResults(msgspec.Struct, frozen=True):
     """What became of the attempts of a batch, in its order."""
 
-    results: list[Ended]
+    results: list[SettleResult]
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether news was stored; `reason` says why not."""
+class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a report was stored; `reason` says why not."""
 
     ok: bool
     reason: str = ""
 
 
-class ToldResults(msgspec.Struct, frozen=True):
-    """Whether each of the news was stored, in their order."""
+class ReportResults(msgspec.Struct, frozen=True):
+    """The answers to a batch of reports, in its order."""
 
-    results: list[Told]
+    results: list[ReportResult]
 
 
-class StoredResults(msgspec.Struct, frozen=True):
-    """What became of each job of a list, in its order."""
+class SubmitResults(msgspec.Struct, frozen=True):
+    """The answers to a batch of new jobs, in its order."""
 
     results: list[Submitted]
 
 
-class ReportedNews(Sends, frozen=True):
-    """News from a running attempt."""
+class ReportItem(RequestBody, frozen=True):
+    """A report of a running attempt."""
 
-    job_id: Id
-    attempt_id: Id
-    lease_token: Name
-    stream: StreamName | StreamRef
-    type: Name = "progress"
-    step: Name = ""
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
+    type: _Name = "progress"
+    step: _Name = ""
     data: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b"{}"))
     progress: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b""))
 
 
-class ReportRequest(Sends, frozen=True):
-    """Publishes news."""
+class ReportRequest(RequestBody, frozen=True):
+    """Stores reports of running attempts."""
 
-    worker_id: Id
-    reports: Annotated[list[ReportedNews], Meta(max_length=BATCH_MAX)]
+    worker_id: _Id
+    reports: Annotated[list[ReportItem], Meta(max_length=BATCH_MAX)]
 
 
-class UpkeepRequest(Sends, frozen=True):
-    """Asks for a round of upkeep. `slots` says how many jobs the worker runs at once, if told."""
+class UpkeepRequest(RequestBody, frozen=True):
+    """Asks for a round of upkeep. `slots` is how many jobs the worker runs at once; 0: unknown."""
 
-    worker_id: Id
+    worker_id: _Id
     slots: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
-class NewPlaneJob(Sends, frozen=True):
-    """A job of a list. What cannot be stored is answered per job, so its numbers are not bounded
-    here: one wrong job must not refuse the others."""
+class NewPlaneJob(RequestBody, frozen=True):
+    """A job of a list. Its numbers are checked when it is stored, and answered per job: one invalid
+    job must not refuse the others."""
 
     payload: msgspec.Raw
-    task: Name = "job"
-    stream: StreamName = ""
+    task: _Name = "job"
+    stream: _StreamName = ""
     job_id: Annotated[str, Meta(max_length=128, description="Yours; else a UUID is made.")] = ""
-    priority: Whole = 0
-    delay_ms: Whole = 0
-    max_attempts: Whole | None = None
-    ttl_ms: Whole | None = None
-    gid: Name = ""
-    trace: Name = ""
+    priority: _Integer = 0
+    delay_ms: _Integer = 0
+    max_attempts: _Integer | None = None
+    ttl_ms: _Integer | None = None
+    gid: _Name = ""
+    trace: _Name = ""
     idempotency_key: Annotated[str, Meta(max_length=255)] = ""
-    requester: Name = ""
+    requester: _Name = ""
 
 
-class CreatePlaneJobs(Sends, frozen=True):
-    """One job, or all of `jobs`."""
+class CreatePlaneJobs(RequestBody, frozen=True):
+    """Submits one job, or all of `jobs`."""
 
     payload: msgspec.Raw = msgspec.field(default_factory=partial(msgspec.Raw, b""))
-    task: Name = "job"
-    stream: StreamName = ""
+    task: _Name = "job"
+    stream: _StreamName = ""
     job_id: Annotated[str, Meta(max_length=128, description="Yours; else a UUID is made.")] = ""
     priority: Annotated[int, Meta(ge=-(2**31) + 1, le=2**31 - 1)] = 0
-    delay_ms: DelayMs = 0
+    delay_ms: _DelayMs = 0
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    ttl_ms: Annotated[int, Meta(ge=1, le=DELAY_MS_MAX)] | None = None
-    gid: Name = ""
+    ttl_ms: Annotated[int, Meta(ge=1, le=_DELAY_MS_MAX)] | None = None
+    gid: _Name = ""
     jobs: Annotated[list[NewPlaneJob], Meta(max_length=BATCH_MAX)] | None = None
 
 
@@ -323,7 +320,7 @@ EventId = Annotated[
 
 
 class FollowPlaneJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to begin; the header Last-Event-ID wins over `last_event_id`."""
+    """Where to begin. The header Last-Event-ID has precedence over `last_event_id`."""
 
     last_event_id: EventId = ""
     ticket: Annotated[
@@ -332,7 +329,7 @@ class FollowPlaneJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PlaneJobNews(msgspec.Struct, frozen=True, kw_only=True):
-    """The `data` of one server-sent event: a state of the job, or news of its worker."""
+    """The `data` of one server-sent event: a state of the job, or a report of its worker."""
 
     type: str
     ts: int
@@ -341,7 +338,7 @@ class PlaneJobNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt, from its claim on: while it runs `verdict` is `running` and `ended_ms` 0."""
+    """An attempt. While it runs `verdict` is `running` and `ended_ms` is 0."""
 
     attempt_id: str
     attempt: int
@@ -376,8 +373,8 @@ class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[AttemptView] = []
 
 
-def view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
-    """A stored job as it is shown."""
+def job_view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
+    """A stored job for an answer."""
     return PlaneJobView(
         job_id=record.job_id,
         stream=record.queue,
@@ -413,10 +410,10 @@ def view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
 
 
 @lru_cache(maxsize=1024)
-def moment(ms: int) -> str:
+def _rfc3339(ms: int) -> str:
     """A time of the database's clock as RFC 3339.
 
-    >>> moment(1_700_000_000_123)
+    >>> _rfc3339(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
     at = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC)
@@ -428,9 +425,9 @@ def _json(raw: bytes) -> Any:
     return answer_json(raw) if raw else None
 
 
-def claimed(lease: Lease, ttl_s: float, shape: type[ClaimedJob] = ClaimedJob) -> ClaimedJob:
-    """A lease as it is answered."""
-    return shape(
+def claimed_job(lease: Lease, ttl_s: float, body: type[ClaimedJob] = ClaimedJob) -> ClaimedJob:
+    """A lease for the answer to a claim."""
+    return body(
         job_id=lease.job_id,
         attempt_id=attempt_id_of(lease.job_id, lease.fence),
         lease_token=lease.token,
@@ -442,7 +439,7 @@ def claimed(lease: Lease, ttl_s: float, shape: type[ClaimedJob] = ClaimedJob) ->
         attempt=lease.attempt,
         max_attempts=lease.max_attempts,
         fence=lease.fence,
-        lease_expires_at=moment(lease.lease_until_ms),
+        lease_expires_at=_rfc3339(lease.lease_until_ms),
         lease_expires_at_ms=lease.lease_until_ms,
         lease_remaining_ms=lease.lease_ms,
         created_ms=lease.created_ms,
@@ -452,43 +449,43 @@ def claimed(lease: Lease, ttl_s: float, shape: type[ClaimedJob] = ClaimedJob) ->
     )
 
 
-def kept(answer: Lease | LeaseLost) -> Kept:
-    """An extend as it is answered."""
+def heartbeat_result(answer: Lease | LeaseLost) -> HeartbeatResult:
+    """An extended lease for the answer to a heartbeat."""
     if isinstance(answer, LeaseLost):
-        return Kept(ok=False, reason=answer.reason)
-    return Kept(
+        return HeartbeatResult(ok=False, reason=answer.reason)
+    return HeartbeatResult(
         ok=True,
-        lease_expires_at=moment(answer.lease_until_ms),
+        lease_expires_at=_rfc3339(answer.lease_until_ms),
         lease_expires_at_ms=answer.lease_until_ms,
         lease_remaining_ms=answer.lease_ms,
         cancel_requested=answer.cancel_requested,
     )
 
 
-def single(asked: Any, shape: Any) -> Any:
-    """The contract's single form as an item of the batch form."""
-    return shape(**{name: getattr(asked, name) for name in shape.__struct_fields__})
+def batch_item(body: Any, item: Any) -> Any:
+    """A body for one job as an item of a batch."""
+    return item(**{name: getattr(body, name) for name in item.__struct_fields__})
 
 
-def require(asked: Any, *names: str) -> None:
-    """Refuse a single form that lacks one of these."""
+def require(body: Any, *names: str) -> None:
+    """Refuse a body for one job that lacks one of these fields."""
     for name in names:
-        if not getattr(asked, name):
+        if not getattr(body, name):
             raise Refused("invalid", f"{name} is missing", field=name)
 
 
 def stream_and_message(given: str | StreamRef) -> tuple[str, str]:
-    """Both ways in which a body names its stream; the message may be unnamed."""
+    """The stream and the message id ("" if not given): a body has a name or a reference."""
     return (given, "") if isinstance(given, str) else (given.name, given.message_id)
 
 
-def completed(job: CompletedJob) -> Outcome:
-    """The outcome of a result."""
-    return Outcome(lease_of(job, job.message_id), "complete", text(job.result))
+def completed_outcome(job: CompletedJob) -> Outcome:
+    """The outcome of an attempt that succeeded."""
+    return Outcome(_lease(job, job.message_id), "complete", _utf8(job.result))
 
 
-def failed(job: FailedJob) -> Outcome:
-    """The outcome of any other end."""
+def failed_outcome(job: FailedJob) -> Outcome:
+    """The outcome of an attempt that did not succeed."""
     error = job.error
     if error is None and job.kind in ("fail", "retry", "bury"):
         error = Error(code=job.kind)
@@ -497,23 +494,23 @@ def failed(job: FailedJob) -> Outcome:
         failure = Failure(
             code=error.code, message=error.message, stack=error.stack, retryable=error.retryable
         )
-    lease = lease_of(job, job.message_id)
+    lease = _lease(job, job.message_id)
     return Outcome(lease, job.kind, failure=failure, delay_ms=job.delay_ms)
 
 
-def reported(news: ReportedNews) -> Report:
-    """News of an attempt."""
+def report_of(item: ReportItem) -> Report:
+    """The report of an attempt."""
     return Report(
-        lease=lease_of(news, ""),
-        type=news.type,
-        step=news.step,
-        data=text(news.data),
-        progress=text(news.progress),
+        lease=_lease(item, ""),
+        type=item.type,
+        step=item.step,
+        data=_utf8(item.data),
+        progress=_utf8(item.progress),
     )
 
 
-def text(raw: msgspec.Raw) -> bytes:
-    """The bytes of a part that was not decoded; refused when they are no text."""
+def _utf8(raw: msgspec.Raw) -> bytes:
+    """The bytes of an undecoded part of a body; refused if they are not UTF-8."""
     value = bytes(raw)
     try:
         value.decode()
@@ -522,8 +519,8 @@ def text(raw: msgspec.Raw) -> bytes:
     return value
 
 
-def lease_of(job: Any, message_id: str) -> Lease:
-    """The lease under which something is sent; refused when it cannot be one."""
+def _lease(job: Any, message_id: str) -> Lease:
+    """The lease that a body names; refused if its fields cannot be a lease."""
     stream, inner_id = stream_and_message(job.stream)
     if not stream:
         raise Refused("invalid", "stream is missing", field="stream")
@@ -531,11 +528,11 @@ def lease_of(job: Any, message_id: str) -> Lease:
         fence = fence_of(job.job_id, job.attempt_id)
     except UsageError as error:
         raise Refused("invalid", str(error), field="attempt_id") from None
-    return named(job.job_id, fence, job.lease_token, stream, message_id or inner_id)
+    return partial_lease(job.job_id, fence, job.lease_token, stream, message_id or inner_id)
 
 
-def named(job_id: str, fence: int, token: str, stream: str, handle: str = "") -> Lease:
-    """A lease as its holder names it; what it does not say matters to nobody."""
+def partial_lease(job_id: str, fence: int, token: str, stream: str, handle: str = "") -> Lease:
+    """A lease with only the fields that prove it."""
     return Lease(
         job_id=job_id,
         queue=stream,

@@ -18,55 +18,55 @@ from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
 from tenure.store.redis import Redis
 
-# PostgreSQL leaves dead entries at the head of a line while somebody keeps an old transaction open:
-# a stream that was full begins where the last claim stopped, and at the head again every second.
+# While an old transaction is open, PostgreSQL keeps dead index entries at the head of a queue. So a
+# claim that got all it wanted continues where it stopped, and starts at the head every second.
 _HEAD = (-(2**31), -1)
 _HEAD_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.05
-_ASKERS_MAX = 100
+_CLAIMERS_MAX = 100
 
 
-class Taken(NamedTuple):
-    """What a look brought: leases, and in how many milliseconds a job is due (0: none known)."""
+class TakeResult(NamedTuple):
+    """Leases, and in how many milliseconds the next job is due (0: none known)."""
 
     leases: list[Lease]
     due_in_ms: int = 0
 
 
 class Transport(Protocol):
-    """Carries the streams' messages."""
+    """Says which job of a stream is next."""
 
-    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> Taken:
+    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
         """Leases on the next jobs of a stream: lease, attempt and state in one transaction."""
 
-    async def done(self, stream: str, message_ids: Sequence[str]) -> None:
-        """These messages have had their effect (P-14): the transport may forget them."""
+    async def acknowledge(self, stream: str, message_ids: Sequence[str]) -> None:
+        """Forget these messages, whose leases have ended in the database (P-14)."""
 
-    async def sent_back(self, stream: str) -> None:
-        """A job of the stream waits again."""
+    async def note_requeued(self, stream: str) -> None:
+        """A job of the stream became claimable."""
 
     async def upkeep(self) -> None:
-        """Bring back what got lost on the way."""
+        """Send lost messages again."""
 
     def listener(self, stream: str) -> QueueListener:
-        """Rings when there may be something in a stream."""
+        """Wakes when a stream may have jobs."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
-class _Place:
-    """Where the next look at a stream begins."""
+class _Cursor:
+    """Where the next claim of a stream begins."""
 
-    __slots__ = ("begins", "head_s", "looked_s")
+    __slots__ = ("head_at", "looked_at", "position")
 
     def __init__(self) -> None:
-        self.begins = _HEAD
-        self.head_s = self.looked_s = float("-inf")
+        self.position = _HEAD
+        self.head_at = self.looked_at = float("-inf")
 
 
-class Asker(NamedTuple):
-    """Somebody who asks for leases."""
+class _Claimer(NamedTuple):
+    """A claim in a batch of claims."""
 
     worker_id: str
     token: str
@@ -74,54 +74,57 @@ class Asker(NamedTuple):
 
 
 class RowTransport:
-    """Claims by the rows themselves; those that come at the same time share one transaction."""
+    """The job's row is its message. Claims that arrive together share one transaction."""
 
     def __init__(
-        self, engine: Engine, boxes: Mapping[str, QueueSettings], chores: Mapping[str, Upkeeper]
+        self,
+        engine: Engine,
+        settings: Mapping[str, QueueSettings],
+        upkeepers: Mapping[str, Upkeeper],
     ) -> None:
         self._engine = engine
-        self._boxes = boxes
-        self._chores = chores
-        self._places = {stream: _Place() for stream in boxes}
-        self._gathered: dict[str, Batcher[Asker, Taken]] = {
+        self._settings = settings
+        self._upkeepers = upkeepers
+        self._cursors = {stream: _Cursor() for stream in settings}
+        self._batchers: dict[str, Batcher[_Claimer, TakeResult]] = {
             stream: Batcher(
                 partial(self._take, stream),
-                items_max=_ASKERS_MAX,
+                items_max=_CLAIMERS_MAX,
                 calls_max=calls_max(engine),
-                weigh=lambda asker: asker.limit,
+                weigh=lambda claimer: claimer.limit,
             )
-            for stream in boxes
+            for stream in settings
         }
 
-    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> Taken:
-        (taken,) = await self._gathered[stream]([Asker(worker_id, token, limit)])
+    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
+        (taken,) = await self._batchers[stream]([_Claimer(worker_id, token, limit)])
         return taken
 
-    async def _take(self, stream: str, askers: list[Asker]) -> list[Taken]:
-        place, now = self._places[stream], asyncio.get_running_loop().time()
-        if now - place.head_s > _HEAD_AGAIN_S:
-            place.begins = _HEAD
-        look = now - place.looked_s > _LOOK_EVERY_S or place.begins == _HEAD
+    async def _take(self, stream: str, claimers: list[_Claimer]) -> list[TakeResult]:
+        cursor, now = self._cursors[stream], asyncio.get_running_loop().time()
+        if now - cursor.head_at > _HEAD_AGAIN_S:
+            cursor.position = _HEAD
+        look = now - cursor.looked_at > _LOOK_EVERY_S or cursor.position == _HEAD
         if look:
-            place.looked_s = now
-        rows = await self._ask(stream, askers, look=look)
+            cursor.looked_at = now
+        rows = await self._claim_rows(stream, claimers, look=look)
         if rows[0]["overdue"]:
-            await self._chores[stream].due()
-            place.begins = _HEAD
-            rows = await self._ask(stream, askers, look=False)
-        if rows[0]["job_id"] is None and place.begins != _HEAD:
-            place.begins = _HEAD  # what was sent back stands before where the last claim stopped
-            rows = await self._ask(stream, askers, look=True)
-        return self._dealt(stream, rows, askers)
+            await self._upkeepers[stream].due()
+            cursor.position = _HEAD
+            rows = await self._claim_rows(stream, claimers, look=False)
+        if rows[0]["job_id"] is None and cursor.position != _HEAD:
+            cursor.position = _HEAD  # a requeued job may be before the position
+            rows = await self._claim_rows(stream, claimers, look=True)
+        return self._distribute(stream, rows, claimers)
 
-    async def done(self, stream: str, message_ids: Sequence[str]) -> None:
-        """The row tells it already."""
+    async def acknowledge(self, stream: str, message_ids: Sequence[str]) -> None:
+        """Nothing to do: the row has changed."""
 
-    async def sent_back(self, stream: str) -> None:
-        self._places[stream].begins = _HEAD
+    async def note_requeued(self, stream: str) -> None:
+        self._cursors[stream].position = _HEAD
 
     async def upkeep(self) -> None:
-        """Nothing can get lost: there is one place."""
+        """Nothing can get lost: there are no messages."""
 
     def listener(self, stream: str) -> QueueListener:
         return self._engine.listener(queue_of(stream))
@@ -129,44 +132,48 @@ class RowTransport:
     async def close(self) -> None:
         """The connections belong to the plane."""
 
-    async def _ask(self, stream: str, askers: list[Asker], *, look: bool) -> Sequence[Row]:
-        place = self._places[stream]
-        if place.begins == _HEAD:
-            place.head_s = asyncio.get_running_loop().time()
+    async def _claim_rows(
+        self, stream: str, claimers: list[_Claimer], *, look: bool
+    ) -> Sequence[Row]:
+        cursor = self._cursors[stream]
+        if cursor.position == _HEAD:
+            cursor.head_at = asyncio.get_running_loop().time()
         return await self._engine.run(
             PLANE,
             "plane_claim",
-            [(each.worker_id, short_hash(each.token.encode()), each.limit) for each in askers],
+            [(each.worker_id, short_hash(each.token.encode()), each.limit) for each in claimers],
             queue=queue_of(stream),
-            lease_ms=self._boxes[stream].lease_ms,
+            lease_ms=self._settings[stream].lease_ms,
             look=look,
-            from_priority=place.begins[0],
-            from_seq=place.begins[1],
+            from_priority=cursor.position[0],
+            from_seq=cursor.position[1],
         )
 
-    def _dealt(self, stream: str, rows: Sequence[Row], askers: list[Asker]) -> list[Taken]:
-        """To each asker what it was given."""
-        place, first = self._places[stream], rows[0]
+    def _distribute(
+        self, stream: str, rows: Sequence[Row], claimers: list[_Claimer]
+    ) -> list[TakeResult]:
+        """The leases of each claimer."""
+        cursor, first = self._cursors[stream], rows[0]
         due_in_ms = max(1, first["next_due_ms"] - first["now_ms"]) if first["next_due_ms"] else 0
-        dealt = [Taken([], due_in_ms) for _ in askers]
+        results = [TakeResult([], due_in_ms) for _ in claimers]
         if first["job_id"] is None:
-            place.begins = _HEAD
-            return dealt
-        last, wanted = rows[-1], sum(each.limit for each in askers)
-        place.begins = (last["priority"], last["seq"]) if len(rows) >= wanted else _HEAD
+            cursor.position = _HEAD
+            return results
+        last, wanted = rows[-1], sum(each.limit for each in claimers)
+        cursor.position = (last["priority"], last["seq"]) if len(rows) >= wanted else _HEAD
         for row in rows:
             at = row["n"] - 1
-            dealt[at].leases.append(lease_of(row, stream, askers[at].token))
-        return dealt
+            results[at].leases.append(lease_of(row, stream, claimers[at].token))
+        return results
 
 
 def calls_max(engine: Engine) -> int:
-    """How many calls of a kind shall be under way: SQLite has one writer that they would share."""
+    """How many batches may run at once; SQLite has only one writer."""
     return 2 if engine.dialect == "postgres" else 1
 
 
 def lease_of(row: Row, stream: str, token: str, message_id: str = "") -> Lease:
-    """A lease, from the row of a claim or of one whose answer was lost."""
+    """The lease in a row of a claim or of a recovered claim."""
     return Lease(
         job_id=row["job_id"],
         queue=stream,
@@ -191,16 +198,16 @@ GROUP = "plane"
 _AGAIN = "again/"
 _SEND_MAX = 500
 _SWEEP_MAX = 500
-_AWAY_S = 1.0
-# A submit under way while the stream is registered sees no registration, and the registration does
-# not see its job, which then has no message. Looking again finds it: soon, and then rarely, for a
-# transaction that another program kept open for longer.
+_REDIS_RETRY_S = 1.0
+# A submit that runs while the stream is registered does not see the registration, which does not
+# see its job: the job has no message. Later checks find such jobs: a few soon, and then one from
+# time to time, for transactions that another program kept open longer.
 _RECHECK_S = (0.2, 2.0, 40.0)
 _RECHECK_EVERY_S = 300.0
 
 
-class Message(NamedTuple):
-    """A message as it was read; `id` says in which of the two streams it is."""
+class _Message(NamedTuple):
+    """A message that was read; a prefix of `id` says in which of the two Redis streams it is."""
 
     id: str
     job_id: str
@@ -208,14 +215,19 @@ class Message(NamedTuple):
 
 
 class MessageTransport:
-    """The streams of one plane in one Redis."""
+    """The streams of one plane in one Redis.
+
+    A stream is two Redis streams: one of new jobs, and `:again` of jobs that were claimed before,
+    which is read first. The database decides about every message; while Redis does not answer,
+    claims use the rows instead.
+    """
 
     def __init__(
         self,
         engine: Engine,
         redis: Redis,
-        boxes: Mapping[str, QueueSettings],
-        chores: Mapping[str, Upkeeper],
+        settings: Mapping[str, QueueSettings],
+        upkeepers: Mapping[str, Upkeeper],
         *,
         consumer: str,
         namespace: str = "",
@@ -223,77 +235,79 @@ class MessageTransport:
     ) -> None:
         self._engine = engine
         self._redis = redis
-        self._boxes = boxes
-        self._chores = chores
-        self._rows = RowTransport(engine, boxes, chores)
+        self._settings = settings
+        self._upkeepers = upkeepers
+        self._rows = RowTransport(engine, settings, upkeepers)
         self._consumer = consumer
         self._namespace = namespace
         self._resend_ms = resend_ms
-        # Read but not decided about: the stream is paused, or the database did not answer.
-        self._kept: defaultdict[str, list[Message]] = defaultdict(list)
+        # Messages that were read but not claimed: the stream is paused, or the database failed.
+        self._undecided: defaultdict[str, list[_Message]] = defaultdict(list)
         self._ready: set[str] = set()
         self._rechecks: dict[str, list[float]] = {}
-        self._looked_s: dict[str, float] = {}
-        self._relaying = {stream: asyncio.Lock() for stream in boxes}
-        self._away_until_s = 0.0
+        self._looked_at: dict[str, float] = {}
+        self._relaying = {stream: asyncio.Lock() for stream in settings}
+        self._retry_redis_at = 0.0
 
     # --- claims --------------------------------------------------------------------------------
 
-    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> Taken:
+    async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
         await self._look(stream)
-        messages = self._kept[stream][:limit]
-        del self._kept[stream][:limit]
+        messages = self._undecided[stream][:limit]
+        del self._undecided[stream][:limit]
         if len(messages) < limit:
             try:
                 messages += await self._read(stream, limit - len(messages))
             except StoreError as error:
                 if not messages:
-                    self._is_away(error)
+                    self._redis_failed(error)
                     return await self._rows.take(stream, limit, worker_id, token)
-        return await self._claim(stream, messages, worker_id, token) if messages else Taken([])
+        return await self._claim(stream, messages, worker_id, token) if messages else TakeResult([])
 
     async def _claim(
-        self, stream: str, messages: list[Message], worker_id: str, token: str
-    ) -> Taken:
-        """P-5: the database decides about each message; what it does not know is dropped."""
+        self, stream: str, messages: list[_Message], worker_id: str, token: str
+    ) -> TakeResult:
+        """P-5: the database decides about each message; stale ones are acknowledged."""
         try:
             rows = await self._engine.run(
                 PLANE,
                 "plane_take",
                 [(message.job_id, message.enqueue_id) for message in messages],
                 queue=queue_of(stream),
-                lease_ms=self._boxes[stream].lease_ms,
+                lease_ms=self._settings[stream].lease_ms,
                 worker_id=worker_id,
                 token_h=short_hash(token.encode()),
             )
         except BaseException:
-            self._kept[stream] += messages
+            self._undecided[stream] += messages
             raise
         if rows[0]["paused"]:
-            self._kept[stream] += messages
-            return Taken([])
+            self._undecided[stream] += messages
+            return TakeResult([])
         taken = {row["n"]: row for row in rows if row["job_id"] is not None}
         stale = [each.id for number, each in enumerate(messages, 1) if number not in taken]
-        await self.done(stream, stale)
+        await self.acknowledge(stream, stale)
         in_turn = sorted(taken.items(), key=lambda each: int(each[1]["seq"]))
-        return Taken([lease_of(row, stream, token, messages[at - 1].id) for at, row in in_turn])
+        return TakeResult(
+            [lease_of(row, stream, token, messages[at - 1].id) for at, row in in_turn]
+        )
 
     async def _look(self, stream: str) -> None:
-        """Bring what is due into the line and on its way, now and then."""
+        """Promote jobs that are due and send their messages, at most every 50 ms."""
         now = asyncio.get_running_loop().time()
-        if now - self._looked_s.get(stream, float("-inf")) < _LOOK_EVERY_S:
+        if now - self._looked_at.get(stream, float("-inf")) < _LOOK_EVERY_S:
             return
-        self._looked_s[stream] = now
-        await self._chores[stream].due()
+        self._looked_at[stream] = now
+        await self._upkeepers[stream].due()
         await self.relay(stream)
 
-    async def _read(self, stream: str, count: int) -> list[Message]:
-        """New messages, those of jobs that were claimed before first."""
-        if asyncio.get_running_loop().time() < self._away_until_s:
-            raise StoreError("Redis was away a moment ago")
+    async def _read(self, stream: str, count: int) -> list[_Message]:
+        """New messages; those of jobs that were claimed before come first."""
+        if asyncio.get_running_loop().time() < self._retry_redis_at:
+            raise StoreError("Redis did not answer a moment ago")
         await self._groups(stream)
-        found: list[Message] = []
-        for key, mark in self._keys(stream):
+        found: list[_Message] = []
+        for key, prefix in self._keys(stream):
             if len(found) >= count:
                 break
             try:
@@ -307,29 +321,29 @@ class MessageTransport:
                 self._ready.discard(stream)  # Redis came back without its streams
                 await self._groups(stream)
                 continue
-            found += [_message(entry, mark) for _, entries in reply or () for entry in entries]
+            found += [_message(entry, prefix) for _, entries in reply or () for entry in entries]
         return found
 
-    async def done(self, stream: str, message_ids: Sequence[str]) -> None:
-        """Acknowledge and forget. An acknowledgement that gets lost is made up for by `sweep`."""
+    async def acknowledge(self, stream: str, message_ids: Sequence[str]) -> None:
+        """Acknowledge and delete messages. Upkeep repeats an acknowledgement that was lost."""
         commands: list[tuple[str, ...]] = []
-        for key, mark in self._keys(stream):
-            ids = [each.removeprefix(mark) for each in message_ids if _is_in(each, mark)]
+        for key, prefix in self._keys(stream):
+            ids = [each.removeprefix(prefix) for each in message_ids if _is_in(each, prefix)]
             if ids:
                 commands += [("XACK", key, GROUP, *ids), ("XDEL", key, *ids)]
         if commands:
             with contextlib.suppress(StoreError):
                 await self._redis.pipeline(commands)
 
-    # --- the way into Redis --------------------------------------------------------------------
+    # --- sending -------------------------------------------------------------------------------
 
-    async def sent_back(self, stream: str) -> None:
+    async def note_requeued(self, stream: str) -> None:
         await self.relay(stream)
-        await self._rows.sent_back(stream)
+        await self._rows.note_requeued(stream)
 
     async def relay(self, stream: str) -> None:
-        """P-3: send the messages of the outbox. What could not be sent stays there."""
-        if asyncio.get_running_loop().time() < self._away_until_s:
+        """P-3: send the messages of the outbox table. What could not be sent stays there."""
+        if asyncio.get_running_loop().time() < self._retry_redis_at:
             return
         async with self._relaying[stream]:
             try:
@@ -338,7 +352,7 @@ class MessageTransport:
                 while await self._relay_some(stream) == _SEND_MAX:
                     pass
             except StoreError as error:
-                self._is_away(error)
+                self._redis_failed(error)
 
     async def _relay_some(self, stream: str) -> int:
         redis_ms = await self._redis.server_time_ms()
@@ -372,18 +386,18 @@ class MessageTransport:
         batch = [(row["job_id"], row["enqueue_id"]) for row in rows]
         await self._engine.run(PLANE, "plane_unsend", batch)
 
-    # --- what got lost -------------------------------------------------------------------------
+    # --- lost messages -------------------------------------------------------------------------
 
     async def upkeep(self) -> None:
-        for stream in self._boxes:
+        for stream in self._settings:
             await self.relay(stream)
             with contextlib.suppress(StoreError):
                 await self._sweep(stream)
-                for key, mark in self._keys(stream):
-                    await self._adopt(stream, key, mark)
+                for key, prefix in self._keys(stream):
+                    await self._adopt(stream, key, prefix)
 
     async def _sweep(self, stream: str) -> None:
-        """P-4: messages that Redis does not hold any more go out again."""
+        """P-4: send messages again that Redis has lost."""
         await self._groups(stream)
         empty, delivered_ms = True, 0
         for key, _ in self._keys(stream):
@@ -406,14 +420,14 @@ class MessageTransport:
             warn("messages were lost and go out again", stream=stream, **dict(rows[0]))
             await self.relay(stream)
 
-    async def _adopt(self, stream: str, key: str, mark: str) -> None:
-        """Messages that a plane read long ago: drop what is over, take on what nobody claimed."""
-        idle_ms = max(self._boxes[stream].lease_ms, self._resend_ms)
+    async def _adopt(self, stream: str, key: str, prefix: str) -> None:
+        """Take over messages that a plane read long ago and did not claim; drop stale ones."""
+        idle_ms = max(self._settings[stream].lease_ms, self._resend_ms)
         reply = await self._redis.call(
             "XAUTOCLAIM", key, GROUP, self._consumer, idle_ms, "0-0", "COUNT", _SWEEP_MAX
         )
-        held = {message.id for message in self._kept[stream]}
-        found = [_message(entry, mark) for entry in reply[1] if entry and entry[1]]
+        held = {message.id for message in self._undecided[stream]}
+        found = [_message(entry, prefix) for entry in reply[1] if entry and entry[1]]
         messages = [message for message in found if message.id not in held]
         if not messages:
             return
@@ -425,19 +439,21 @@ class MessageTransport:
         )
         current = {row["n"]: bool(row["waits"]) for row in rows}
         numbered = list(enumerate(messages, 1))
-        self._kept[stream] += [each for number, each in numbered if current.get(number)]
-        await self.done(stream, [each.id for number, each in numbered if number not in current])
+        self._undecided[stream] += [each for number, each in numbered if current.get(number)]
+        await self.acknowledge(
+            stream, [each.id for number, each in numbered if number not in current]
+        )
 
-    # --- parts ---------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------
 
     def listener(self, stream: str) -> QueueListener:
-        return MessageBell(self._redis, [key for key, _ in self._keys(stream)])
+        return _MessageListener(self._redis, [key for key, _ in self._keys(stream)])
 
     async def close(self) -> None:
         await self._redis.close()
 
     def _keys(self, stream: str) -> tuple[tuple[str, str], tuple[str, str]]:
-        """The two streams in Redis with the marks of their message ids, in reading order."""
+        """The two Redis streams with the prefixes of their message ids, in reading order."""
         key = self._namespace + stream
         return (f"{key}:again", _AGAIN), (key, "")
 
@@ -464,17 +480,17 @@ class MessageTransport:
             await self._engine.run(PLANE, "plane_relay", queue=queue_of(stream))
             due[:] = due[1:] or [now + _RECHECK_EVERY_S]
 
-    def _is_away(self, error: StoreError) -> None:
-        """Ask again in a moment, and let claims go by the rows until then."""
+    def _redis_failed(self, error: StoreError) -> None:
+        """Let claims use the rows for a moment, before Redis is tried again."""
         now = asyncio.get_running_loop().time()
-        if now >= self._away_until_s:
+        if now >= self._retry_redis_at:
             warn("Redis does not answer; claims go by the database", error=str(error))
-        self._away_until_s = now + _AWAY_S
+        self._retry_redis_at = now + _REDIS_RETRY_S
         self._ready.clear()
 
 
-class MessageBell:
-    """Rings when a message came after the listener was armed."""
+class _MessageListener:
+    """Wakes when a message arrived after the listener was armed."""
 
     def __init__(self, redis: Redis, keys: Sequence[str]) -> None:
         self._redis = redis
@@ -505,26 +521,26 @@ class MessageBell:
             await asyncio.sleep(min(wait_ms, 200) / 1000)
 
     async def rest(self, *, more: bool) -> None:
-        """Everybody hears a message: there is none to pass on."""
+        """Every listener wakes: there is no notice to pass on."""
 
     async def close(self) -> None:
         """The connection belongs to the transport."""
 
 
-def _is_in(message_id: str, mark: str) -> bool:
-    """Whether a message is in the stream with this mark, and names an entry at all."""
-    if message_id.startswith(_AGAIN) != bool(mark):
+def _is_in(message_id: str, prefix: str) -> bool:
+    """Whether a message id is valid and of the Redis stream with this prefix."""
+    if message_id.startswith(_AGAIN) != bool(prefix):
         return False
-    ms, _, number = message_id.removeprefix(mark).partition("-")
+    ms, _, number = message_id.removeprefix(prefix).partition("-")
     return all(each.isdecimal() and each.isascii() and len(each) < 20 for each in (ms, number))
 
 
-def _message(entry: Any, mark: str) -> Message:
+def _message(entry: Any, prefix: str) -> _Message:
     fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
     number = bytes(fields.get(b"enqueue_id", b"")).decode(errors="replace")
     job_id = bytes(fields.get(b"job_id", b"")).decode(errors="replace")
-    return Message(
-        mark + entry[0].decode(),
+    return _Message(
+        prefix + entry[0].decode(),
         job_id.replace("\0", "\ufffd"),  # PostgreSQL takes no NUL, and no job has one in its id
         int(number) if number.isdecimal() and number.isascii() and len(number) < 19 else -1,
     )

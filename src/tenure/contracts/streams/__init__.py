@@ -1,35 +1,115 @@
-"""The `streams` contract: a Redis Streams queue with a hash and an event stream per job."""
+"""The `streams` contract: a Redis Streams queue with a hash and an event stream per job.
+
+Here is its descriptor. What it opens is imported on first use.
+"""
 
 from __future__ import annotations
 
-from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger, tape
-from tenure.contracts.streams.options import Options
-from tenure.contracts.streams.queue import StreamsQueue
-from tenure.core.journal import StreamFormat
-from tenure.core.registry import QueueUrl
-from tenure.store.redis_queue import open_redis
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["StreamsJournal", "StreamsLedger", "StreamsQueue"]
+from tenure.core.registry import Contract, Finding, QueueUrl
+from tenure.core.state import Machine
+
+if TYPE_CHECKING:
+    from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger
+    from tenure.contracts.streams.options import Options
+    from tenure.contracts.streams.queue import StreamsQueue
+    from tenure.core.endpoint import Endpoint, Submits
+    from tenure.core.journal import StreamFormat
+    from tenure.store.redis import Redis
 
 _EXAMPLE = "streams+redis://host:6379/0"
 
-
-def open_queue(url: QueueUrl, *, worker_id: str = "") -> StreamsQueue:
-    """The queue behind `streams+redis://host:port/db?lease_ms=...`; connects on first use."""
-    return StreamsQueue(*open_redis(url, Options, _EXAMPLE), worker_id=worker_id)
-
-
-def open_ledger(url: QueueUrl) -> StreamsLedger:
-    """The ledger of the same queue."""
-    return StreamsLedger(*open_redis(url, Options, _EXAMPLE))
-
-
-def open_journal(url: QueueUrl) -> StreamsJournal:
-    """The journal of the same queue."""
-    return StreamsJournal(*open_redis(url, Options, _EXAMPLE))
+MACHINE = Machine(
+    contract="streams",
+    initial=("queued",),
+    running=("running",),
+    final=("done", "error", "canceled"),
+    cancelled=("canceled",),
+    steps={
+        "queued": ("running", "error", "canceled"),
+        "running": ("queued", "done", "error", "canceled"),
+    },
+    reopen={"done": ("queued",), "error": ("queued",), "canceled": ("queued",)},
+)
 
 
-def journal_format(url: QueueUrl) -> StreamFormat:
-    """How the journal is written, for readers in bulk."""
-    options, store = url.read(Options)
-    return tape(store, options)
+def _redis(url: QueueUrl) -> tuple[Redis, Options]:
+    from tenure.contracts.streams.options import Options
+    from tenure.store.redis_queue import open_redis
+
+    return open_redis(url, Options, _EXAMPLE)
+
+
+def _open_queue(url: QueueUrl, worker_id: str) -> StreamsQueue:
+    from tenure.contracts.streams.queue import StreamsQueue
+
+    return StreamsQueue(*_redis(url), worker_id=worker_id)
+
+
+def _open_ledger(url: QueueUrl) -> StreamsLedger:
+    from tenure.contracts.streams.ledger import StreamsLedger
+
+    return StreamsLedger(*_redis(url))
+
+
+def _open_journal(url: QueueUrl) -> StreamsJournal:
+    from tenure.contracts.streams.ledger import StreamsJournal
+
+    return StreamsJournal(*_redis(url))
+
+
+def _read_options(url: QueueUrl) -> tuple[Options, str]:
+    from tenure.contracts.streams.options import Options
+
+    return url.read(Options)
+
+
+def _journal_format(url: QueueUrl) -> StreamFormat:
+    from tenure.contracts.streams.ledger import stream_format
+
+    options, store = _read_options(url)
+    return stream_format(store, options)
+
+
+def _routes(submits: Submits, ledger: Any, queue: Any, **given: Any) -> list[Endpoint]:
+    from tenure.contracts.streams.routes import open_routes
+
+    return open_routes(submits, ledger, **given)
+
+
+def _samples() -> Sequence[Any]:
+    from tenure.contracts.streams.samples import FLOWS
+
+    return FLOWS
+
+
+async def _doctor(url: QueueUrl, redis: Redis) -> list[Finding]:
+    from tenure.contracts.streams.doctor import findings
+
+    return await findings(redis, _read_options(url)[0])
+
+
+CONTRACT = Contract(
+    machine=MACHINE,
+    open_queue=_open_queue,
+    open_ledger=_open_ledger,
+    open_journal=_open_journal,
+    read_options=_read_options,
+    example_url=_EXAMPLE,
+    journal_format=_journal_format,
+    routes=_routes,
+    samples=_samples,
+    doctor=_doctor,
+    submit_example=(
+        "curl, the contract's own endpoint",
+        """\
+curl -s {base}/v1/jobs -H 'content-type: application/json' \\
+  -d '{{"task": "chat", "payload": {{"prompt": "Say hello."}}}}'""",
+    ),
+    lost_max_option="lost_max",
+    is_fifo=True,
+    is_timed=True,
+    submit_options=frozenset({"ttl_s"}),
+)

@@ -1,4 +1,4 @@
-"""What a `streams+redis://` URL may say, and the keys that follow from it."""
+"""The options of a `streams+redis://` URL, and the keys of its queue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GROUP = "workers"
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the queue URL; the defaults are for work that must not be lost.
 
-    `namespace` stands before every key, for several queues on one server; without it the keys are
-    the contract's exactly. `lost_max` is how often the lease of one job may run out before the job
-    ends in `error`. Workers of one queue should share `lease_ms`: a worker takes back entries that
-    have been idle for its own lease and whose holder's lease is over. A foreign worker, which knows
-    only the contract, writes no lease: it keeps its job until silent for `foreign_lease_ms`.
-    `max_depth` bounds waiting, delayed and running jobs together (0: no bound).
+    `namespace` is a prefix of every key, for several queues on one server; without it the keys are
+    exactly the contract's. `lost_max` is how often the lease of one job may expire before the job
+    ends in `error`. Workers of one queue should have the same `lease_ms`: a worker takes back
+    entries that have been idle for its own lease and whose lease has expired. A foreign worker,
+    which knows only the contract, writes no lease; it keeps its job until it has been silent for
+    `foreign_lease_ms`. `max_depth` limits waiting, delayed and running jobs together (0: no limit).
     """
 
     namespace: str = ""
@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def keys(namespace: str) -> list[str]:
-    """The keys of every script, in the order in which the scripts name them."""
+    """The KEYS of every script, in their order."""
     names = (
         "stream", "journal", "delayed", "wake", "upkeep", "stats", "index", "paused", "workers",
     )  # fmt: skip

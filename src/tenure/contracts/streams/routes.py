@@ -1,7 +1,7 @@
 """The HTTP side of the contract: POST /v1/jobs, GET /v1/jobs/{id} and its events, and cancel.
 
-The gateway that serves these endpoints has admitted the caller and checked the body, and renders
-the errors. A job of another requester does not exist for the caller.
+The gateway serves these endpoints: it has authorised the caller and validated the body, and it
+renders the errors. A job of another requester is answered like one that does not exist.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tenure.contracts.streams import MACHINE
 from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.encoding import answer_json
 from tenure.core.endpoint import (
@@ -34,7 +35,6 @@ from tenure.core.errors import Conflict, NotFound, StoreError
 from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
 from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
-from tenure.core.state import STREAMS
 from tenure.store.resend import submit_surely
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
@@ -168,7 +168,7 @@ class StreamsRoutes:
         self._ttl_s = ttl_s
 
     async def create(self, call: Call) -> Answer:
-        """Store a job; the id is chosen here, so that a lost answer can be asked for again."""
+        """Store a job. Its id is made here, so that a lost answer can be followed by a resend."""
         job = self._new_job(call)
         (submitted,) = await submit_surely(self._queue, [job])
         check_stored(submitted)
@@ -180,10 +180,10 @@ class StreamsRoutes:
 
     async def find(self, call: Call) -> Answer:
         """The caller's jobs, newest first, page by page."""
-        asked: ListJobs = call.query
-        states = (asked.status,) if isinstance(asked.status, str) else ()
-        task = asked.task if isinstance(asked.task, str) else ""
-        query = Query(states=states, task=task, after=asked.after, limit=asked.limit)
+        params: ListJobs = call.query
+        states = (params.status,) if isinstance(params.status, str) else ()
+        task = params.task if isinstance(params.task, str) else ""
+        query = Query(states=states, task=task, after=params.after, limit=params.limit)
         page = await self._ledger.find(query, requester=call.reach)
         shown = [
             _line(await self._redaction.shown(without_contents(record), call.caller))
@@ -192,14 +192,14 @@ class StreamsRoutes:
         return Answer(200, JobPage(shown, page.after))
 
     async def follow(self, call: Call) -> Answer | Follow:
-        """The job's events from a position on; nothing more to come is 204, which ends a client."""
+        """The job's events after an id; 204, which ends an EventSource, if there are no more."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
         if after and not _EVENT_ID.fullmatch(after):
             raise Refused(
                 "bad_cursor", f"{after[:60]!r} is not an event id such as 1700000000000-0"
             )
         record = await self._record(call)
-        if after and record.state in STREAMS.final and not await self._has_more(record, after):
+        if after and record.state in MACHINE.final and not await self._has_more(record, after):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
         return Follow(record.job_id, record.state, after, masked)
@@ -207,13 +207,13 @@ class StreamsRoutes:
     async def cancel(self, call: Call) -> Answer:
         """A queued job ends now (200); a running one through its worker (202)."""
         record = await self._record(call)
-        said = (await self._ledger.cancel([record.job_id]))[0]
+        (answer,) = await self._ledger.cancel([record.job_id])
         after = await self._ledger.get(record.job_id)
         if after is None:
             raise _unknown()
-        if said in ("ok", "requested"):
+        if answer in ("ok", "requested"):
             after = await self._redaction.shown(after, call.caller)
-            return Answer(200 if after.state in STREAMS.final else 202, _view(after))
+            return Answer(200 if after.state in MACHINE.final else 202, _view(after))
         raise Conflict(f"the job is {after.state} and cannot be canceled any more")
 
     async def _has_more(self, record: JobRecord, after: str) -> bool:
@@ -221,12 +221,12 @@ class StreamsRoutes:
 
     async def _accepted(self, call: Call, job: NewJob, submitted: Submitted) -> Answer:
         headers = [("location", f"/v1/jobs/{submitted.job_id}")]
-        # The answer to our own repeated submit is no replay: the id was chosen for this request.
+        # Our own repeated submit is not a replay: the id was made for this request.
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
         record = None
-        if not submitted.created_ms:  # an earlier job, which may be anywhere by now
-            # It is stored, and an error now would make the client send it again.
+        if not submitted.created_ms:  # an earlier job, which may be in any state by now
+            # The job is stored, and an error now would make the client send it again.
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
         shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
@@ -243,22 +243,22 @@ class StreamsRoutes:
         return await self._redaction.shown(record, call.caller)
 
     def _new_job(self, call: Call) -> NewJob:
-        asked: CreateJob = call.body
-        ttl_s = self._ttl_s if asked.ttl_s is None else asked.ttl_s
+        body: CreateJob = call.body
+        ttl_s = self._ttl_s if body.ttl_s is None else body.ttl_s
         return NewJob(
-            task=asked.task,
-            payload=msgspec.json.encode(asked.payload),
+            task=body.task,
+            payload=msgspec.json.encode(body.payload),
             job_id=new_job_id(),
             idempotency_key=idempotency_key(call.headers),
             requester=call.caller.requester,
-            delay_ms=asked.delay_ms,
-            max_attempts=asked.max_attempts,
+            delay_ms=body.delay_ms,
+            max_attempts=body.max_attempts,
             ttl_ms=ttl_s * 1000,
             trace=trace_context(call.headers),
         )
 
     def endpoints(self) -> list[Endpoint]:
-        """What the gateway shall serve."""
+        """The endpoints for the gateway."""
         return [self._create(), self._find(), self._read(), self._follow(), self._cancel()]
 
     def _create(self) -> Endpoint:
@@ -349,7 +349,7 @@ class StreamsRoutes:
 
 
 def _view(record: JobRecord) -> JobView:
-    """A stored job as the API shows it."""
+    """A stored job for a response."""
     return JobView(
         job_id=record.job_id,
         task=record.task,
@@ -369,7 +369,7 @@ def _view(record: JobRecord) -> JobView:
 
 
 def _line(record: JobRecord) -> JobLine:
-    """A stored job as a list shows it."""
+    """A stored job for a list."""
     return JobLine(
         job_id=record.job_id,
         task=record.task,
@@ -383,7 +383,7 @@ def _line(record: JobRecord) -> JobLine:
 
 
 def _json_value(raw: bytes) -> Any:
-    """A JSON field of the hash as a value: None for empty, `_raw` for what does not parse."""
+    """The value of a JSON field of the hash; None if it is empty."""
     return answer_json(raw) if raw else None
 
 
@@ -392,7 +392,7 @@ def _unknown() -> NotFound:
 
 
 def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
-    """A job as it was stored a moment ago, without reading it back."""
+    """The job that was just stored, without reading it back."""
     return JobRecord(
         job_id=submitted.job_id,
         contract="streams",
@@ -411,7 +411,7 @@ def _as_sent(job: NewJob, submitted: Submitted) -> JobRecord:
 
 
 def open_routes(
-    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction, **_lent: object
+    queue: Submits, ledger: StreamsLedger, *, ttl_s: int, redaction: Redaction, **_unused: object
 ) -> list[Endpoint]:
     """The endpoints of a queue of this contract."""
     return StreamsRoutes(queue, ledger, ttl_s=ttl_s, redaction=redaction).endpoints()

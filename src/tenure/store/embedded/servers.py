@@ -1,7 +1,7 @@
-"""Private Redis and PostgreSQL servers for a machine that has none.
+"""Embedded Redis and PostgreSQL servers, for a machine that runs none.
 
-Each runs the system's own program, or one that comes as a wheel. It keeps its data in a folder that
-it locks, listens on loopback only, and dies with this process.
+Each runs the system's program, or one from a wheel. It keeps its data in a locked folder, listens
+on loopback only, and dies with this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import subprocess
 from pathlib import Path
 
 from tenure.core.errors import StoreError, StoreUnreachable, UsageError
-from tenure.store.embedded.process import Command, DataFolder, EmbeddedServer, User
+from tenure.core.process import User
+from tenure.store.embedded.lifecycle import Command, DataFolder, EmbeddedServer
 from tenure.store.embedded.programs import (
     postgres_folder,
     postgres_wheel,
@@ -31,10 +32,10 @@ _SYNC = ("always", "everysec", "no")
 _MADE_BY = "made-by"
 _SOCKET_PATH_MAX = 100  # the kernel takes 107 bytes
 
-# A job is a small hash and a few short streams. A stream reserves a whole node at its first entry,
-# so smaller nodes halve a job's memory and save a sixth of the server's time (measured); a hash
-# stays in one compact piece while its fields are below 512 bytes. The name `ziplist` is that of
-# Redis 6, which all later servers understand.
+# A job is a small hash and a few short streams. The first entry of a stream allocates a whole node,
+# so smaller nodes halve a job's memory and save a sixth of the server's time (measured). A hash
+# keeps its compact encoding while its fields are below 512 bytes. `ziplist` is the name of Redis 6,
+# which all later servers accept.
 _CONFIG = """\
 bind 127.0.0.1
 protected-mode yes
@@ -56,11 +57,11 @@ logfile ""
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """A Redis of our own, its append-only file in `data_dir` (temporary without one).
+    """A Redis with its append-only file in `data_dir`, or in a temporary folder.
 
-    `port` fixes the address across processes; `program` names another server to run. By default
-    it has no password, and every user of the machine can connect; with `with_password` a random
-    one is kept in the folder. `kill` may lose what `appendfsync` had not made durable.
+    `port` fixes the address across processes; `program` is another server to run. Without
+    `with_password`, every user of the machine can connect; with it, a random password is kept in
+    the folder. `kill` may lose writes that `appendfsync` had not made durable.
     """
 
     kind = "Redis"
@@ -87,7 +88,7 @@ class EmbeddedRedis(EmbeddedServer):
 
     @property
     def socket_path(self) -> Path | None:
-        """Its unix socket; None where the folder's path is too long for one."""
+        """Its unix socket; None if the folder's path is too long for one."""
         path = self.data_dir / "redis.sock"
         return path if len(str(path).encode()) <= _SOCKET_PATH_MAX else None
 
@@ -118,7 +119,7 @@ class EmbeddedRedis(EmbeddedServer):
     def _is_ready(self, port: int, pid: int) -> bool:
         try:
             with BulkRedis(self._url(port), timeout_s=1.0) as client:
-                client.call("PING")  # refused while it loads its data
+                client.call("PING")  # an error while it loads its data
                 return b"process_id:%d\r\n" % pid in client.call("INFO", "server")
         except StoreError:
             return False
@@ -128,7 +129,7 @@ class EmbeddedRedis(EmbeddedServer):
         return f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/0"
 
     def _password(self) -> str:
-        """The password of this folder's server, made at its first start; "" without one."""
+        """The password of this server, made at its first start; "" without one."""
         if not self._with_password:
             return ""
         file = self.data_dir / "password"
@@ -138,7 +139,7 @@ class EmbeddedRedis(EmbeddedServer):
 
 
 def _program_of(folder: Path) -> Path | None:
-    """The program that wrote the folder's data: Redis does not read the files of a later Valkey."""
+    """The program that wrote the data: Redis cannot read the files of a later Valkey."""
     try:
         program = Path((folder / _MADE_BY).read_text().strip())
     except OSError:
@@ -158,11 +159,11 @@ _INITDB_TIMEOUT_S = 120.0
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """A PostgreSQL of our own, its cluster in `data_dir` (temporary without one).
+    """A PostgreSQL with its cluster in `data_dir`, or in a temporary folder.
 
-    Its superuser has a random password, kept in the folder: on a shared machine loopback alone is
-    no protection. PostgreSQL refuses to run as root; there it becomes the user `postgres`, or
-    `nobody`, and owns the folder. `programs` is the folder of another `initdb` and `postgres`.
+    Its superuser has a random password, kept in the folder, because other users of the machine can
+    reach loopback too. PostgreSQL refuses to run as root; for root it runs as `postgres` or
+    `nobody`, who then owns the folder. `programs` is the folder of another `initdb` and `postgres`.
     """
 
     kind = "PostgreSQL"
@@ -184,7 +185,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return f"postgresql://{_USER}:{password}@127.0.0.1:{self.port}/{_DATABASE}"
 
     def stop_immediately(self) -> None:
-        """Ends it without a checkpoint: the next `start` recovers from the log."""
+        """Stop without a checkpoint: the next `start` recovers from the log."""
         self._end(by=signal.SIGQUIT)
 
     def _prepare(self, port: int) -> Command:
@@ -203,14 +204,13 @@ class EmbeddedPostgres(EmbeddedServer):
             "port": str(port),
             "unix_socket_directories": sockets if len(sockets) <= _SOCKET_FOLDER_MAX else "",
             "fsync": "on",
-            # As much as larger servers have. With the default for little memory, 4 MB, a bulk waits
-            # for room in the log while an earlier one is being synced.
+            # The default, 4 MB, makes a bulk insert wait for WAL space while an earlier one syncs.
             "wal_buffers": "16MB",
             "logging_collector": "off",
         }
-        options = [part for name in settings for part in ("-c", f"{name}={settings[name]}")]
+        options = [word for name in settings for word in ("-c", f"{name}={settings[name]}")]
         argv = (str(programs / "postgres"), "-D", str(self._cluster), *options)
-        # SIGTERM would wait for clients to leave; SIGINT does not.
+        # SIGTERM would wait until clients disconnect; SIGINT does not.
         return Command(argv=argv, ends_by=signal.SIGINT, user=user)
 
     def _is_ready(self, port: int, pid: int) -> bool:
@@ -226,7 +226,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
 
 def _make_cluster(cluster: Path, programs: Path, user: User | None) -> None:
-    """Runs initdb in a folder that is renamed when it is complete."""
+    """Run initdb in a temporary folder and rename it when it is complete."""
     folder, unfinished = cluster.parent, cluster.with_name("cluster.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     password = folder / "password"
@@ -269,7 +269,7 @@ def _unprivileged() -> User:
 
 
 def _hand_over(folder: Path, user: User) -> None:
-    """Gives the folder to the server's user; says which parent folder that user may not enter."""
+    """Give the folder to the server's user; raises if that user cannot enter a parent folder."""
     os.chown(folder, user.uid, user.gid)
     barred = _barred(folder, user)
     if barred is not None:
@@ -280,7 +280,7 @@ def _hand_over(folder: Path, user: User) -> None:
 
 
 def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -> Path:
-    """The programs, or a copy of the wheel's where the server's user may not enter its folder."""
+    """The programs, or a copy of the wheel's if the server's user cannot enter its folder."""
     wheel = postgres_wheel()
     if user is None or _barred(programs, user) is None:
         return programs
@@ -290,7 +290,7 @@ def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -
     if not copy.exists():
         unfinished = folder.path / "program.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        # Side by side as in site-packages, since the programs look for their libraries that way.
+        # Laid out as in site-packages: the programs find their libraries by relative paths.
         for part in (wheel / "pginstall", wheel.with_name(f"{wheel.name}.libs")):
             if part.exists():
                 shutil.copytree(part, unfinished / part.relative_to(wheel.parent), symlinks=True)
@@ -299,7 +299,7 @@ def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -
 
 
 def _barred(path: Path, user: User) -> Path | None:
-    """The first folder on the way to `path` that `user` may not enter."""
+    """The first folder on the path that `user` may not enter."""
     for folder in (*reversed(path.resolve().parents), path.resolve()):
         found = folder.stat()
         if found.st_uid == user.uid:

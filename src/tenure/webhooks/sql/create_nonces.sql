@@ -1,4 +1,4 @@
--- The nonces that a receiver has seen, and until when they count.
+-- The nonces that a receiver has seen, and the times until which they are kept.
 create table if not exists webhook_nonces (
   nonce text primary key,
   until_s real not null

@@ -1,2 +1,2 @@
--- Drop what no longer counts. Parameters: now_s.
+-- Deletes expired nonces. Parameters: now_s.
 delete from webhook_nonces where until_s <= :now_s

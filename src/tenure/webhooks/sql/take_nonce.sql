@@ -1,2 +1,2 @@
--- One row for the first caller with this nonce, none for the others. Parameters: nonce, until_s.
+-- Inserts a nonce: one row for the first caller, none for later ones. Parameters: nonce, until_s.
 insert into webhook_nonces (nonce, until_s) values (:nonce, :until_s) on conflict do nothing

@@ -1,26 +1,26 @@
--- Stores jobs and makes each of them claimable in one step. A batch that is sent again under the same
--- request id answers as before and stores nothing.
+-- Stores jobs and makes each of them claimable in one step. A batch that is sent again under the same request id gets
+-- the same answer as before and stores nothing.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix  ARGV[2] request id ('' for none)  ARGV[3] greatest depth (0: none)
 -- ARGV[4] how long idempotency keys last, ms
--- ARGV[5..] per job: id ('' for the next number), name, data JSON, opts JSON, timestamp ('' for now),
---   delay_ms, priority, 1 for lifo, parent key, parent JSON, deduplication id, its ttl_ms, its mode (any
---   of e extend, r replace, k keep the last, s reschedule), 1 for a parent that waits for its children, idempotency
---   key, request hash, attempts, hash of the data
+-- ARGV[5..] per job: id ('' for the next number), name, data JSON, opts JSON, timestamp ('' for now), delay_ms,
+--   priority, attempts, hash of the data, idempotency key, request hash, and what few jobs have as JSON ('' for none):
+--   lifo, waits_children, parent_key, parent (JSON), deid (deduplication id), dedup_ttl (ms), dedup_mode (any of
+--   e extend, r replace, k keep the last, s reschedule)
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'deduplicated' | 'full' | 'orphan', id }
 -- Clauses B-1 B-2 B-3 B-4 B-5 B-6 B-7 B-32 B-33
--- @include queue
--- @include waiting
+-- @include step
+-- @include enqueue
 -- @include finish
-local M = family()
+local store_job = relations().store_job
 local REQUEST = ARGV[2] ~= '' and PREFIX .. 'tenure:add:' .. ARGV[2] or nil
 local DEPTH_MAX, IDEM_MS = tonumber(ARGV[3]), ARGV[4]
-local WIDTH, FIRST = 18, 5
+local WIDTH, FIRST = 12, 5
 local REQUEST_MS = '600000'
 
-if REQUEST then -- B-33: the answer to the same request, if it was executed before
+if REQUEST then -- B-33
   local before = call('GET', REQUEST)
   if before then
     return cjson.decode(before)
@@ -49,41 +49,62 @@ local function hold(de, id, ttl)
   end
 end
 
--- The job that is turned away takes the place of the one turned away before, and runs when the active
--- one has ended.
-local function keep_last(at, id, deid, de)
-  local dn = PREFIX .. 'dn:' .. deid
+-- Keeps the job that is turned away, instead of one that was turned away before. It runs when the active job has ended.
+local function keep_last(job, de)
+  local dn = PREFIX .. 'dn:' .. job.deid
   call('DEL', dn)
-  call('HSET', dn, 'name', ARGV[at + 1], 'data', ARGV[at + 2], 'opts', ARGV[at + 3], 'jid', id)
-  if ARGV[at + 8] ~= '' then
-    call('HSET', dn, 'pk', ARGV[at + 8], 'pd', ARGV[at + 9], 'pdk', ARGV[at + 8] .. ':dependencies')
+  call('HSET', dn, 'name', job.name, 'data', job.data, 'opts', job.opts, 'jid', job.id)
+  if job.parent_key then
+    call('HSET', dn, 'pk', job.parent_key, 'pd', job.parent, 'pdk', job.parent_key .. ':dependencies')
   end
   call('PERSIST', de)
 end
 
--- The job that is there gets the delay of the one that is turned away, while it is still delayed.
+-- Gives the existing job, while it is delayed, the delay of the job that is turned away.
 local function reschedule(existing, from_ms, wait_ms)
   local key = PREFIX .. existing
   if type(redis.pcall('ZSCORE', DELAYED, existing)) ~= 'string' or call('TYPE', key).ok ~= 'hash' then
     return
   end
-  local due = from_ms + tonumber(wait_ms)
-  call('HSET', key, 'delay', wait_ms)
+  local due = from_ms + wait_ms
+  call('HSET', key, 'delay', text[wait_ms])
   delay(existing, due)
   local v = call('HMGET', key, 'tn', 'name', 'ats', 'priority')
-  local ver, state, _, old_fence, kind, old_due = read_tn(v[1])
+  local ver, state, _, settled = read_tn(v[1])
   if ver > 0 then
-    call('HSET', key, 'tn', text[ver + 1] .. ' delayed 0 ' .. old_fence .. ' ' .. kind .. ' ' .. old_due)
+    call('HSET', key, 'tn', text[ver + 1] .. ' delayed 0 ' .. settled)
     note({ id = existing, kind = 'promote', ver = text[ver + 1], task = v[2], from = state, to = 'delayed',
       fence = v[3], due = text[due], priority = v[4] })
   end
 end
 
--- B-7: nil when the job may be stored, else the answer that names the job it duplicates.
-local function dedup(at, id)
-  local deid, ttl, mode = ARGV[at + 10], tonumber(ARGV[at + 11]) or 0, ARGV[at + 12]
+-- Removes the delayed job that holds the deduplication id; the new job takes its place.
+local function replace(existing, job, de, ttl)
+  local key = PREFIX .. existing
+  local v = redis.pcall('HMGET', key, 'parentKey', 'parent', 'tn', 'name', 'ats')
+  if v[1] then
+    relations().child_removed(key, v[1], v[2])
+  end
+  local ver, state = read_tn(v[3])
+  if ver > 0 then
+    note({ id = existing, kind = 'remove', ver = text[ver + 1], task = v[4], from = state, fence = v[5] })
+  end
+  relations().delete_job(key)
+  emit('removed', 'jobId', existing, 'prev', 'delayed')
+  deduplicated(job.id, job.deid, existing)
+  call('DEL', PREFIX .. 'dn:' .. job.deid)
+  if ttl > 0 and not find(job.dedup_mode, 'e') then
+    call('SET', de, job.id, 'KEEPTTL')
+  else
+    hold(de, job.id, ttl)
+  end
+end
+
+-- B-7: nil if the job may be stored, else the answer that names the job it duplicates.
+local function dedup(job)
+  local deid, ttl, mode = job.deid, job.dedup_ttl, job.dedup_mode
   if find(mode, 'k') then
-    ttl = 0 -- the id is held until its job has ended, so that the one kept can follow
+    ttl = 0 -- the id is held until its job has ended, so that the job that is kept can follow
   end
   local de = PREFIX .. 'de:' .. deid
   local existing = redis.pcall('GET', de)
@@ -92,46 +113,30 @@ local function dedup(at, id)
     existing = nil
   end
   if existing and find(mode, 'k') and call('EXISTS', PREFIX .. existing) == 0 then
-    existing = nil -- its job was removed: nobody will free the id
+    existing = nil -- its job was removed, so no end of a job will free the id
   end
   if not existing then
-    return hold(de, id, ttl)
+    return hold(de, job.id, ttl)
   end
   if find(mode, 'r') and redis.pcall('ZREM', DELAYED, existing) == 1 then
-    local v = redis.pcall('HMGET', PREFIX .. existing, 'parentKey', 'parent', 'tn', 'name', 'ats')
-    if v[1] then
-      M.child_removed(PREFIX .. existing, v[1], v[2])
-    end
-    local ver, state = read_tn(v[3])
-    if ver > 0 then
-      note({ id = existing, kind = 'remove', ver = text[ver + 1], task = v[4], from = state, fence = v[5] })
-    end
-    M.delete_job(PREFIX .. existing)
-    emit('removed', 'jobId', existing, 'prev', 'delayed')
-    deduplicated(id, deid, existing)
-    call('DEL', PREFIX .. 'dn:' .. deid)
-    if ttl > 0 and not find(mode, 'e') then
-      call('SET', de, id, 'KEEPTTL')
-    else
-      hold(de, id, ttl)
-    end
-    return nil
+    return replace(existing, job, de, ttl)
   end
   if find(mode, 'k') and type(redis.pcall('LPOS', ACTIVE, existing)) == 'number' then
-    keep_last(at, id, deid, de)
+    keep_last(job, de)
   elseif find(mode, 'r') then
-    return { 'deduplicated', existing } -- BullMQ emits no event for a job that came too late to replace
+    return { 'deduplicated', existing } -- BullMQ emits no event for a job that comes too late to replace
   elseif find(mode, 'e') and ttl > 0 then
     call('SET', de, existing, 'PX', text[ttl])
   end
-  local answer = deduplicated(existing, deid, id)
+  local answer = deduplicated(existing, deid, job.id)
   if find(mode, 's') then
-    reschedule(existing, tonumber(ARGV[at + 4]) or NOW, ARGV[at + 5])
+    reschedule(existing, tonumber(job.timestamp) or NOW, job.delay)
   end
   return answer
 end
 
-local function known(id, at)
+-- B-32: the answer for an id that the queue has already, else nil.
+local function known(id, name, data)
   local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'data')
   if v.err then -- the job's key is of another type
     return { 'conflict', id }
@@ -139,54 +144,52 @@ local function known(id, at)
     return nil
   end
   emit('duplicated', 'jobId', id)
-  local same = v[1] == ARGV[at + 1] and v[2] == ARGV[at + 2]
-  return { same and 'replayed' or 'conflict', id }
+  return { v[1] == name and v[2] == data and 'replayed' or 'conflict', id }
 end
 
-local function add(at)
+local NONE = {}
+local function add(custom, name, data, opts, timestamp, delay_ms, priority, attempts, payload_h, idem, request_h, extra)
   number = number + 1
-  local custom, idem = ARGV[at], ARGV[at + 14]
   local idem_key = PREFIX .. 'tenure:idem:' .. idem
   if idem ~= '' then
     local kept = redis.pcall('GET', idem_key)
     local kept_id, kept_h = match(type(kept) == 'string' and kept or '', '^(.-) (%S+)$')
     if kept_id then
-      return { kept_h == ARGV[at + 15] and 'replayed' or 'conflict', kept_id }
+      return { kept_h == request_h and 'replayed' or 'conflict', kept_id }
     end
   end
   local id = custom ~= '' and custom or text[number]
-  local before = custom ~= '' and known(id, at)
+  local before = custom ~= '' and known(id, name, data)
   if before then
     return before
   end
   if DEPTH_MAX > 0 and depth >= DEPTH_MAX then
     return { 'full', id }
   end
-  local parent_key = ARGV[at + 8] ~= '' and ARGV[at + 8] or nil
-  if parent_key and call('EXISTS', parent_key) == 0 then
+  local more = extra ~= '' and cjson.decode(extra) or NONE
+  if more.parent_key and call('EXISTS', more.parent_key) == 0 then
     return { 'orphan', id }
   end
-  local deid = ARGV[at + 10] ~= '' and ARGV[at + 10] or nil
-  local turned_away = deid and dedup(at, id)
-  if turned_away then
-    return turned_away
+  local job = {
+    id = id, name = name, data = data, opts = opts, timestamp = timestamp ~= '' and timestamp or nil,
+    delay = tonumber(delay_ms), priority = tonumber(priority), lifo = more.lifo, parent_key = more.parent_key,
+    parent = more.parent, deid = more.deid, dedup_ttl = more.dedup_ttl, dedup_mode = more.dedup_mode,
+    waits_children = more.waits_children, max_attempts = attempts, payload_h = payload_h,
+  }
+  local duplicate = job.deid and dedup(job)
+  if duplicate then
+    return duplicate
   end
-  M.store_job({
-    id = id, name = ARGV[at + 1], data = ARGV[at + 2], opts = ARGV[at + 3],
-    timestamp = ARGV[at + 4] ~= '' and ARGV[at + 4] or nil, delay = tonumber(ARGV[at + 5]),
-    priority = tonumber(ARGV[at + 6]), lifo = ARGV[at + 7] == '1', parent_key = parent_key,
-    parent = ARGV[at + 9], deid = deid, waits_children = ARGV[at + 13] == '1',
-    max_attempts = ARGV[at + 16], payload_h = ARGV[at + 17],
-  })
+  store_job(job)
   depth = depth + 1
   if idem ~= '' then
-    call('SET', idem_key, id .. ' ' .. ARGV[at + 15], 'PX', IDEM_MS)
+    call('SET', idem_key, id .. ' ' .. request_h, 'PX', IDEM_MS)
   end
   return { 'created', id }
 end
 
 for at = FIRST, #ARGV, WIDTH do
-  answers[#answers + 1] = add(at)
+  answers[#answers + 1] = add(unpack(ARGV, at, at + WIDTH - 1))
 end
 flush()
 if REQUEST then

@@ -1,11 +1,11 @@
--- Puts keys of the queue aside that do not hold what they should, so that the queue goes on without them: a key of
--- another type is renamed, a counter that is no whole number is begun anew. Run after a script has raised on such a
--- key, which it does before it writes anything.
+-- Repairs keys of the queue that other programs have overwritten: a key of another type is renamed, a counter that is
+-- not a whole number starts anew. The caller runs this after a script has raised on such a key, which scripts do before
+-- they write anything.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix
--- Returns { name, reason } of each key that was put aside
+-- Returns { name, reason } of each key that was repaired
 -- Clauses B-55
 -- @include head
 local KEPT_MS = '604800000' -- a week
@@ -19,23 +19,23 @@ local HOLDS_JOBS = { [WAIT] = true, [ACTIVE] = true, [PAUSED] = true, [PRIORITIZ
   [CHILDREN] = true }
 
 local id_lost = false
-for wanted, keys in pairs(NAMES) do
+for expected, keys in pairs(NAMES) do
   for _, key in ipairs(keys) do
     local kind = call('TYPE', key).ok
-    if kind ~= wanted and kind ~= 'none' then
+    if kind ~= expected and kind ~= 'none' then
       local name = key:sub(#PREFIX + 1)
-      local aside = PREFIX .. 'tenure:quarantine:' .. name
-      quarantine(name, 'the key is a ' .. kind .. ', not a ' .. wanted)
-      call('RENAME', key, aside)
+      local renamed = PREFIX .. 'tenure:quarantine:' .. name
+      quarantine(name, 'the key is a ' .. kind .. ', not a ' .. expected)
+      call('RENAME', key, renamed)
       id_lost = id_lost or key == ID
-      call('PEXPIRE', aside, KEPT_MS)
+      call('PEXPIRE', renamed, KEPT_MS)
       if HOLDS_JOBS[key] then
-        call('SET', PREFIX .. 'tenure:restore', '') -- upkeep looks for the jobs that were in it
+        call('SET', PREFIX .. 'tenure:restore', '') -- upkeep searches for the jobs that were in the key
       end
     end
   end
 end
--- Ids go on from the clock: it is beyond every number that was counted.
+-- New ids continue from the clock, which is greater than every id that was counted.
 if id_lost then
   call('SET', ID, NOW_S)
 elseif call('EXISTS', ID) == 1 and not whole(call('GET', ID)) then

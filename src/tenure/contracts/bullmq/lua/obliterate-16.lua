@@ -1,16 +1,15 @@
--- Takes a paused queue away in steps: its jobs in every state with what hangs on them, its schedulers, and at
--- last its settings, events and counters. The journal stays, and how far it was captured.
+-- Removes a paused queue in steps: its jobs in every state with their keys, its schedulers, and at last its settings,
+-- events and counters. The journal stays, and so does the position up to which it was captured.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] at most so many jobs and schedulers  ARGV[3] 1 to remove jobs that run as well
--- Returns 0 when nothing is left, 1 when there is more, -1 when the queue is not paused, -2 when jobs run
+-- ARGV[1] prefix  ARGV[2] how many jobs and schedulers at most  ARGV[3] 1 to remove jobs that run as well
+-- Returns 0 if nothing is left, 1 if there is more, -1 if the queue is not paused, -2 if jobs run
 -- Clauses B-57
--- @include queue
--- @include waiting
+-- @include step
+-- @include enqueue
 -- @include finish
--- @include place
-local M = family()
+-- @include job
 local left = tonumber(ARGV[2])
 if not IS_PAUSED then
   return -1
@@ -31,25 +30,25 @@ local function take_set(key)
   return ids
 end
 
--- Jobs that run are cancelled first, so that the history says how their leases ended.
+-- Jobs that run are cancelled first, so that the journal says how their leases ended.
 for _, id in ipairs(call('LRANGE', ACTIVE, '0', text[left - 1])) do
   local job = read_job(id)
   call('LREM', ACTIVE, '1', id)
   call('DEL', PREFIX .. id .. ':lock')
   if job then
-    job.parent_key, job.deid = nil, nil -- what hangs on the job goes with it below
+    job.parent_key, job.deid = nil, nil -- drop_jobs below handles parent and deduplication
     finish(job, { to = 'failed', kind = 'cancel', value = 'obliterated', code = 'cancelled', attempts = '1000000',
       worker = '', prev = 'active' })
   end
 end
-flush_kept()
+flush_finished()
 
 local places = { { WAIT, take_list }, { DELAYED, take_set }, { COMPLETED, take_set }, { PRIORITIZED, take_set },
   { FAILED, take_set }, { CHILDREN, take_set } }
 for _, place in ipairs(places) do
   if left > 0 then
     local ids = place[2](place[1])
-    M.drop_finished(ids, true)
+    relations().drop_jobs(ids, true)
     left = left - #ids
   end
 end

@@ -1,4 +1,4 @@
--- Reports of running jobs: progress goes into the hash and the queue's events, a log line into the job's log,
+-- Writes reports of running jobs. Progress goes into the hash and the queue's events, a log line into the job's log,
 -- everything else into the events only. Only the holder of the lock may report.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
@@ -8,21 +8,16 @@
 --   JSON (of the event log: the line), hash of the token, how many lines of the log to keep ('' for all)
 -- Returns per report { 'ok' } or { 'lost', reason }
 -- Clauses B-18 B-30 B-46 B-56
--- @include queue
+-- @include step
 local WORKER = ARGV[2]
+-- @include reject
 local answers = {}
 
-local function report(at)
-  local id, fence, token, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local progress, step, data = ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]
+local function report(id, fence, token, kind, progress, step, data, token_h, log_max)
   local key = PREFIX .. id
   local lock = redis.pcall('GET', key .. ':lock')
   if lock ~= token .. ':' .. fence or call('TYPE', key).ok ~= 'hash' then
-    local v = redis.pcall('HMGET', key, 'name', 'tn')
-    local _, state = read_tn(v[2])
-    note({ id = id, kind = 'reject', task = v[1], from = state, to = state, fence = fence, prev_fence = '0',
-      worker = WORKER, error = 'lease_lost', token_h = ARGV[at + 7], data = 'report' })
-    return { 'lost', lock and 'another worker holds the job' or 'the lock has run out' }
+    return reject_by_lock('report', id, fence, token_h, lock)
   end
   if progress ~= '' then
     call('HSET', key, 'progress', progress)
@@ -31,13 +26,13 @@ local function report(at)
     call('HSET', key, 'data', data)
     return { 'ok' }
   end
-  if kind == 'log' then -- BullMQ's readers ask for the log; no event tells of it
-    if type(redis.pcall('RPUSH', key .. ':logs', data)) == 'table' then -- another type: the log is begun anew
+  if kind == 'log' then -- BullMQ has no event for a new line of the log
+    if type(redis.pcall('RPUSH', key .. ':logs', data)) == 'table' then -- a key of another type is replaced
       call('DEL', key .. ':logs')
       call('RPUSH', key .. ':logs', data)
     end
-    if ARGV[at + 8] ~= '' then
-      call('LTRIM', key .. ':logs', '-' .. ARGV[at + 8], '-1')
+    if log_max ~= '' then
+      call('LTRIM', key .. ':logs', '-' .. log_max, '-1')
     end
     return { 'ok' }
   end
@@ -53,7 +48,7 @@ local function report(at)
 end
 
 for at = 3, #ARGV, 9 do
-  answers[#answers + 1] = report(at)
+  answers[#answers + 1] = report(unpack(ARGV, at, at + 8))
 end
 flush()
 return answers

@@ -1,16 +1,16 @@
--- Puts jobs back that are in no list or set because one was overwritten: by their own fields they run, wait for
--- children or for their time, or wait. One that has ended, or that is in a list or set, is left as it is.
+-- Puts jobs back that are in no list or set because one was overwritten. The fields of a job say whether it runs, waits
+-- for children, waits for its time, or waits. A job that has ended, or that is in a list or set, is not changed.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix  ARGV[2..] ids of hashes, which need not be jobs
 -- Returns how many jobs were put back
 -- Clauses B-55
--- @include queue
--- @include waiting
-prove()
+-- @include step
+-- @include enqueue
+check_types()
 
--- The lists are read once: a search for each id would take as long as the list is, every time.
+-- The lists are read once, because LPOS for each id would pass over the whole list every time.
 local listed = {}
 for _, key in ipairs({ WAIT, ACTIVE, PAUSED }) do
   for _, id in ipairs(call('LRANGE', key, '0', '-1')) do
@@ -29,12 +29,12 @@ local function restore(id)
   if not v[1] or not v[2] or v[3] or is_placed(id) then
     return 0
   end
-  local ver, state, _, _, _, settled_due = read_tn(v[4])
-  local due = tonumber(settled_due)
+  local ver, state, _, settled = read_tn(v[4])
+  local due = tonumber(match(settled, '%d+$'))
   if due == 0 then
     due = (whole(v[2]) or 0) + (whole(v[6]) or 0)
   end
-  if state == 'active' or call('EXISTS', key .. ':lock') == 1 then -- upkeep takes it back unless it is held
+  if state == 'active' or call('EXISTS', key .. ':lock') == 1 then -- upkeep reclaims it unless it has a lock
     put('LPUSH', ACTIVE, id)
   elseif (ver == 0 or state == 'waiting-children') and size('SCARD', key .. ':dependencies') > 0 then
     put('ZADD', CHILDREN, NOW_S, id)

@@ -1,24 +1,23 @@
--- Schedulers: sets one up, takes one away, and makes the next job when the current one starts.
+-- Schedulers: sets one up, removes one, and stores the next job when the current one starts.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
 -- ARGV[1] prefix  ARGV[2] upsert, follow or remove  ARGV[3] scheduler id
--- ARGV[4] upsert: the next time of a pattern, ms ('' when it repeats every so often); follow: the same
+-- ARGV[4] upsert and follow: the next time of a cron pattern, ms ('' if the scheduler has an interval)
 -- ARGV[5] the repeat options of the next job, JSON
--- ARGV[6] follow: the job that was picked up; upsert: the name of its jobs
--- ARGV[7] data JSON  ARGV[8] options JSON: of the jobs to come, or of the job that was picked up
--- ARGV[9..] upsert: field, value of the scheduler; follow: the name of the job, what its id begins with
--- Returns the next job's id, '' when there is none
+-- ARGV[6] follow: the id of the job that was picked up; upsert: the name of the scheduler's jobs
+-- ARGV[7] data JSON  ARGV[8] options JSON: upsert: of the scheduler's jobs; follow: of the job that was picked up
+-- ARGV[9..] upsert: field, value of the scheduler, ...; follow: the name of the job, the prefix of its id
+-- Returns the id of the next job, '' if there is none
 -- Clauses B-39 B-40
--- @include queue
--- @include waiting
+-- @include step
+-- @include enqueue
 -- @include finish
-local M = family()
-prove()
+check_types()
 local VERB, NAME = ARGV[2], ARGV[3]
 local REPEAT, SCHEDULER = PREFIX .. 'repeat', PREFIX .. 'repeat:' .. ARGV[3]
 
--- The first time of the grid `every` + `offset` after this moment.
+-- The first time after now that is a multiple of `every` plus `offset`.
 local function on_grid(every, offset)
   return math.floor((NOW - offset) / every) * every + every + offset
 end
@@ -33,11 +32,11 @@ local function drop_pending(id)
     out = call('LREM', WAIT, '1', id)
   end
   if out > 0 then
-    M.drop_finished({ id })
+    relations().drop_jobs({ id })
   end
 end
 
-local function make(next_ms, name, data, opts_json, repeat_json, stem)
+local function store_next(next_ms, name, data, opts_json, repeat_json, stem)
   local id = (stem or 'repeat:' .. NAME .. ':') .. text[next_ms]
   if call('EXISTS', PREFIX .. id) == 1 then
     return ''
@@ -49,12 +48,12 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   opts.attempts = opts.attempts or 0
   opts.prevMillis = opts['repeat'].pattern and next_ms or nil
   local sound, opts_text = pcall(cjson.encode, opts)
-  if not sound then -- NaN, which JSON has no word for, can be read
-    return make(next_ms, name, data, '{}', repeat_json, stem)
+  if not sound then -- cjson reads NaN but cannot write it
+    return store_next(next_ms, name, data, '{}', repeat_json, stem)
   end
   redis.pcall('INCR', ID)
   call('ZADD', REPEAT, text[next_ms], NAME)
-  M.store_job({
+  relations().store_job({
     id = id, name = name, data = data, opts = opts_text, delay = wait_ms, rjk = NAME,
     priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
     max_attempts = text[tonumber(opts.attempts) or 0],
@@ -62,8 +61,8 @@ local function make(next_ms, name, data, opts_json, repeat_json, stem)
   return id
 end
 
--- Only the current job leads to the next: a retry or a late starter adds none. The next one has the options of this
--- one; a repeatable job of 5.x has its data nowhere else either.
+-- B-39: only the current job leads to the next one, so a retry or a late start adds none. The next job has the options
+-- of this one. A repeatable job of 5.x has its data in the job only.
 local function follow()
   local before = call('ZSCORE', REPEAT, NAME)
   local stem = ARGV[10]
@@ -88,7 +87,7 @@ local function follow()
     end
   end
   local data = v[2] or ARGV[7]
-  local id = make(next_ms, v[1] or ARGV[9], data, ARGV[8], ARGV[5], stem)
+  local id = store_next(next_ms, v[1] or ARGV[9], data, ARGV[8], ARGV[5], stem)
   if id ~= '' and v[1] then
     redis.pcall('HINCRBY', SCHEDULER, 'ic', '1')
     if data ~= '{}' and not v[2] then
@@ -100,7 +99,7 @@ end
 
 local function upsert()
   local before = call('ZSCORE', REPEAT, NAME)
-  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- of another type: it is begun anew
+  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- a key of another type is replaced
   ic = whole(type(ic) == 'string' and ic) or 0
   if before then
     drop_pending('repeat:' .. NAME .. ':' .. text[tonumber(before)])
@@ -129,7 +128,7 @@ local function upsert()
   end
   fields[#fields + 1], fields[#fields + 2] = 'ic', text[ic + 1]
   call('HSET', SCHEDULER, unpack(fields))
-  return make(next_ms, ARGV[6], ARGV[7] ~= '' and ARGV[7] or '{}', ARGV[8], ARGV[5])
+  return store_next(next_ms, ARGV[6], ARGV[7] ~= '' and ARGV[7] or '{}', ARGV[8], ARGV[5])
 end
 
 local function remove()
@@ -139,7 +138,7 @@ local function remove()
   end
   local id = 'repeat:' .. NAME .. ':' .. text[tonumber(before)]
   if call('ZREM', DELAYED, id) == 1 then
-    M.drop_finished({ id })
+    relations().drop_jobs({ id })
     emit('removed', 'jobId', id, 'prev', 'delayed')
   end
   call('ZREM', REPEAT, NAME)

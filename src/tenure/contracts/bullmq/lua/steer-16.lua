@@ -1,17 +1,16 @@
--- What an operator does to single jobs: send back, cancel, promote, change the due time, the priority or the data.
+-- Operations on single jobs: retry, cancel, promote, change of the due time, the priority or the data.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] retry, again (as retry, attempts kept: Node's), cancel, promote, delay, priority or data
--- ARGV[3] the delay from now in ms, the priority, or the data JSON  ARGV[4] 1 to go before its equals  ARGV[5..] ids
+-- ARGV[1] prefix  ARGV[2] retry, again (as Node's retry: attempts stay), cancel, promote, delay, priority or data
+-- ARGV[3] the delay from now in ms, the priority, or the data JSON  ARGV[4] 1 to go before equals  ARGV[5..] ids
 -- Returns per id 'ok', 'requested' (its worker learns of it), 'missing', or the state that forbids it
 -- Clauses B-35 B-36 B-38 B-49 B-50 B-56
--- @include queue
--- @include waiting
+-- @include step
+-- @include enqueue
 -- @include finish
--- @include place
-prove()
-local M = family()
+-- @include job
+check_types()
 local VALUE, TO_FRONT = tonumber(ARGV[3]), ARGV[4] == '1'
 
 local function write_tn(job, to)
@@ -22,7 +21,7 @@ local function retry(job)
   if job.state ~= 'completed' and job.state ~= 'failed' then
     return job.state
   end
-  OUT[job.state](job.id)
+  LEAVE[job.state](job.id)
   call('HDEL', job.key, 'finishedOn', 'processedOn', 'failedReason', 'returnvalue', 'cancel')
   local attempt = text[job.atm + job.stc]
   if ARGV[2] == 'retry' then
@@ -46,9 +45,9 @@ local function cancel(job)
     call('HSET', job.key, 'cancel', '1')
     return 'requested'
   end
-  OUT[job.state](job.id)
+  LEAVE[job.state](job.id)
   local prev = job.state
-  local count, age, limit = M.keep_of(job.opts, 'removeOnFail')
+  local count, age, limit = relations().keep_of(job.opts, 'removeOnFail')
   job.state = job.journalled == 'delayed' and 'delayed' or job.state
   job.lease = '0'
   finish(job, { to = 'failed', kind = 'cancel', value = 'cancelled', code = 'cancelled',
@@ -79,15 +78,14 @@ local function change_delay(job)
   return 'ok'
 end
 
--- The options stay as they were given; the field is what is read. A job that waits moves at once, every
--- other one when it next waits.
+-- The field `priority` changes, the options do not. A job that waits moves at once, every other one when it next waits.
 local function change_priority(job)
   if job.state == 'completed' or job.state == 'failed' then
     return job.state
   end
   call('HSET', job.key, 'priority', ARGV[3])
   if job.state == 'waiting' or job.state == 'prioritized' then
-    OUT[job.state](job.id)
+    LEAVE[job.state](job.id)
     job.priority = ARGV[3]
     note_move(job, 'promote', (TO_FRONT and wait_at_front or wait_at_end)(job.id, VALUE))
   end

@@ -1,20 +1,20 @@
--- Looks after the queue: promotes what is due, takes back what ran out by BullMQ's own two-phase check
--- and by ours, forgets old settles, trims the journal. Safe from every worker at any time.
+-- Maintains the queue: promotes jobs that are due, reclaims jobs whose lock is gone, marks running jobs for BullMQ's
+-- own two-phase check, drops old records of settles, trims the journal. Any worker may run it at any time.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] how often a lease may run out  ARGV[3] ms between two checks
+-- ARGV[1] prefix  ARGV[2] how often the lease of a job may run out  ARGV[3] ms between two of BullMQ's checks
 -- ARGV[4] journal size in bytes  ARGV[5] journal age_ms
--- ARGV[6] who asks  ARGV[7] how many jobs it runs at once (0: not known)
--- ARGV[8] age_ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 when jobs may be in no list }
+-- ARGV[6] worker id  ARGV[7] how many jobs the worker runs at once (0: not known)
+-- ARGV[8] journal age_ms of events that a reader has not captured yet
+-- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined, 1 if jobs may be in no list }
 -- Clauses B-12 B-27 B-28
--- @include queue
--- @include waiting
+-- @include step
+-- @include enqueue
 -- @include reap
 -- @include trim
 local STALLED_MAX = tonumber(ARGV[2])
-local ENDED_AGE_MS = 600000
+local SETTLES_AGE_MS = 600000
 local WORKERS, WORKER_AGE_MS = PREFIX .. 'tenure:workers', 3600000
 
 local function forget_workers()
@@ -26,14 +26,15 @@ local function forget_workers()
   end
 end
 
--- The keys whose writes may fail elsewhere are proved here, so that they are mended soon.
-prove()
+-- Other scripts tolerate a failed write to some keys. This one raises for a key of another type, so that the key is
+-- repaired soon.
+check_types()
 call('XLEN', EVENTS)
 call('XLEN', JOURNAL)
 call('ZCARD', MARKER)
 call('SCARD', STALLED)
 if call('EXISTS', ID) == 1 then
-  call('INCRBY', ID, '0') -- raises too where it is no whole number
+  call('INCRBY', ID, '0') -- raises too if it is not a whole number
 end
 call('LLEN', PAUSED)
 call('STRLEN', PREFIX .. 'stalled-check')
@@ -52,12 +53,12 @@ local promoted = promote()
 
 local reclaimed = reap_lockless(STALLED_MAX)
 
--- Phase one for the others: every job that runs now is marked; whoever lives takes its mark away.
+-- Phase one of BullMQ's check: every running job is marked, and a worker that renews the lock removes the mark.
 if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
   call('DEL', STALLED)
   local running = call('LRANGE', ACTIVE, '0', '-1')
   for _, id in ipairs(running) do
-    -- No worker makes a lock that never ends: with one the job would never be taken back.
+    -- No worker writes a lock without an expiry. With such a lock the job would never be reclaimed.
     if call('PTTL', PREFIX .. id .. ':lock') == -1 then
       call('DEL', PREFIX .. id .. ':lock')
     end
@@ -68,7 +69,7 @@ if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
   forget_workers()
 end
 
-call('ZREMRANGEBYSCORE', PREFIX .. 'tenure:ended', '-inf', text[NOW - ENDED_AGE_MS])
+call('ZREMRANGEBYSCORE', PREFIX .. 'tenure:ended', '-inf', text[NOW - SETTLES_AGE_MS])
 flush()
 if call('EXISTS', JOURNAL) == 1 then
   trim_journal(ARGV[4], ARGV[5], ARGV[8], call('HGET', META, 'tenure.captured'))

@@ -1,6 +1,6 @@
--- Ends one lease: it failed, and the job's own options decide what then.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Fails one attempt; the job's own options decide whether it is tried again.
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] id  ARGV[2] now_ms  ARGV[3] token  ARGV[4] error (may be missing)
 -- Returns { 'RETRY', due_ms }, { 'FAILED' } or { 'ERR', why }
 -- Clauses O-43

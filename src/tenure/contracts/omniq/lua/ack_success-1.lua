@@ -1,6 +1,6 @@
--- Ends one lease: done.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Completes the job of one lease.
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] id  ARGV[2] now_ms  ARGV[3] token
 -- Returns { 'OK' } or { 'ERR', why }
 -- Clauses O-43

@@ -1,9 +1,9 @@
--- One child is done: each counts once, and the last leaves nothing behind. A request sent again after the last
--- answer was lost is answered alike.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
--- ARGV[1] the child's id  ARGV[2] the caller's request id (not of an SDK); a caller that is answered 0 deletes `last`
--- Returns { 'OK', how many are left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
+-- Counts one child as done. Each child counts once, and the last one deletes the counter. If the last answer was lost,
+-- the same request gets it again.
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {cc:parent}:meta, which is never written; the counter's keys are made from its prefix
+-- ARGV[1] the child's id  ARGV[2] the caller's request id (SDKs send none); a caller that gets 0 deletes `last`
+-- Returns { 'OK', children left } or { 'ERR', CHILD_REQUIRED | NO_COUNTER }
 -- Clauses O-27 O-43
 local base = string.sub(KEYS[1], 1, -6)
 local count, done, last = base .. ':count', base .. ':done', base .. ':last'
@@ -24,7 +24,7 @@ if not left or left ~= math.floor(left) or left > 9e15 then
   return { 'ERR', 'NO_COUNTER' }
 end
 if not is_a('set', done) then
-  redis.call('DEL', done) -- another program's; who has acked is lost with it
+  redis.call('DEL', done) -- another program wrote it; which children were counted is lost
 end
 if redis.call('SADD', done, ARGV[1]) == 1 then
   left = left - 1

@@ -1,7 +1,7 @@
 -- Begins to count the children of a parent.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with {cc:parent} before it: the anchor of the counter, never written
--- ARGV[1] how many are expected
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {cc:parent}:meta, which is never written; the counter's keys are made from its prefix
+-- ARGV[1] number of children
 -- Returns { 'OK' } or { 'ERR', NO_EXPECTED | BAD_EXPECTED | ALREADY_INIT }
 -- Clauses O-27 O-43
 local base = string.sub(KEYS[1], 1, -6)

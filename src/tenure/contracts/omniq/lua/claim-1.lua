@@ -1,14 +1,14 @@
--- Takes up to `limit` leases in one step. A tending claim first takes back what ran out and promotes what
--- is due; after a lost answer the claim before is undone, so that nothing it took waits for its lease.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Takes up to `limit` leases. If ARGV[7] is not 0, it first takes back expired leases and promotes due jobs. After a
+-- lost answer it first undoes the claim before, so that its jobs do not wait until their leases expire.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id  ARGV[3] limit  ARGV[4] instance of the claimer
--- ARGV[5] the number of this claim, rising within the instance  ARGV[6] seed of the tokens
--- ARGV[7] how many due jobs and lost leases to tend to first (0: none)  ARGV[8] chance for jitter
+-- ARGV[5] number of this claim, rising within the instance  ARGV[6] random prefix of the tokens
+-- ARGV[7] how many due jobs and expired leases to handle first (0: none)  ARGV[8] random number for jitter
 -- ARGV[9] completed jobs to keep  ARGV[10] failed jobs to keep
--- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids this instance knows it holds
--- Returns { state, now_ms, last wake id, next due_ms, leases, set aside }; state is 'ok', 'paused' or 'late' (a later
---   claim came first); a lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
---   task, created_ms, trace, timeout_ms }; set aside: 'id\nreason' of each record
+-- ARGV[11] 1 after a lost answer  ARGV[12..] then: ids of the leases that this instance knows it holds
+-- Returns { state, now_ms, last wake id, next due_ms, leases, quarantined }. state is 'ok', 'paused' or 'late' (a later
+--   claim was executed first). A lease is { id, payload, lock_until_ms, attempt, max_attempts, gid, token, fence,
+--   task, created_ms, trace, timeout_ms }. quarantined: 'id\nreason' of each record
 -- Clauses O-3 O-6 O-8 O-9 O-10 O-11 O-30 O-31 O-33 O-37
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -20,7 +20,8 @@ local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == 
 -- @include lease
 KEEP_COMPLETED, KEEP_FAILED = tonumber(ARGV[9]), tonumber(ARGV[10])
 
--- What the instance's last claim took and never heard of goes back, in front and with no attempt spent.
+-- Jobs of the instance's last claim that it does not know of go back to the front of their lanes. The attempt is not
+-- counted.
 local function undo(before)
   local held = {}
   for i = 12, #ARGV do
@@ -30,7 +31,7 @@ local function undo(before)
     local id = before.ids[i]
     local job = not held[id] and read_job(id)
     if job and job.state == 'active' and string.sub(job.token, 1, #before.seed + 1) == before.seed .. '.' then
-      back(job, {}, 'release', job.attempt - 1, 0, true)
+      requeue(job, {}, 'release', job.attempt - 1, 0, true)
     end
   end
   flush_groups()
@@ -73,10 +74,10 @@ if #leases > 0 or RECOVER then
   end
 end
 flush()
--- Records that were set aside are reported to one worker.
-local told = set_aside_n > 0 and call('LPOP', BASE .. ':quarantine:new', '100') or {}
+-- Each quarantined record is reported to one worker.
+local quarantined = quarantined_n > 0 and call('LPOP', BASE .. ':quarantine:new', '100') or {}
 if #leases > 0 then
-  return { 'ok', NOW, '', 0, leases, told }
+  return { 'ok', NOW, '', 0, leases, quarantined }
 end
 local due = call('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
-return { paused and 'paused' or 'ok', NOW, last_wake(), figure(due[2], 0) or 0, leases, told }
+return { paused and 'paused' or 'ok', NOW, last_wake(), figure(due[2], 0) or 0, leases, quarantined }

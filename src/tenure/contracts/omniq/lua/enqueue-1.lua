@@ -1,6 +1,6 @@
 -- Stores one job.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] id  ARGV[2] payload  ARGV[3] max_attempts  ARGV[4] timeout_ms  ARGV[5] backoff_ms  ARGV[6] now_ms
 -- ARGV[7] due_ms  ARGV[8] gid  ARGV[9] group_limit
 -- Returns { 'OK', id } or { 'ERR', 'CONFLICT' } when the id is another job's

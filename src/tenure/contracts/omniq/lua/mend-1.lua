@@ -1,13 +1,13 @@
--- Puts right what clients without counters (OmniQ 1.x), a deleted job or a damaged lane have left wrong: jobs
--- that no lane has, the tables that monitors read, the counts of groups. A call looks at the given ids and reads no
--- lane; `groups` reads the table of leases.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Repairs what OmniQ 1.x, a deleted job or a damaged lane left inconsistent: jobs that are in no lane, the index tables
+-- that monitors read, the counts of groups. A call handles the given ids and reads no lane; `groups` reads the table of
+-- leases.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] stray | idx | lane | groups  ARGV[3] the state, for idx and lane;
---   for groups the field `recount` of `upkeep` as it was when mending began, or ''
--- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and tn of its hash ('' for none) as
---   they were before its lane was read and did not have it; idx: ids that the mirror table of the state has; lane:
---   ids that are in its lane; groups: all gids
--- Returns how many entries were wrong
+--   for groups the field `recount` of `upkeep` when the repair began, or ''
+-- ARGV[4..] stray: per job its id, and state, attempt, updated_ms, lease_token and tn of its hash ('' for none), read
+--   before its lane was read and did not have the id; idx: ids in the index table of the state; lane: ids in its lane;
+--   groups: all gids
+-- Returns the number of wrong entries
 -- Clauses O-34 O-38 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -22,7 +22,7 @@ local ENTERED = { wait = 'queued_ms', active = 'last_started_ms', delayed = 'upd
   completed = 'completed_ms' }
 local DUE = { active = 'lock_until_ms', delayed = 'due_ms' }
 
--- Whether the job has made no step since the caller read these fields: then its lane has not got it since either.
+-- Whether the job is unchanged since the caller read these fields. Then no step has put it into a lane since.
 local function is_as_before(at)
   local v = call('HMGET', JOB .. ARGV[at], 'state', 'attempt', 'updated_ms', 'lease_token', 'tn')
   for i = 1, 5 do
@@ -33,8 +33,8 @@ local function is_as_before(at)
   return true
 end
 
--- The hash says where a job belongs. A job that is in no lane is put there, at the end that is reached last; a lease
--- goes back into its table and ends when it would have ended. The new updated_ms makes a list take it only once.
+-- Puts jobs that are in no lane where their hashes say, at the end of the lane that is claimed or shown last. A lease
+-- goes back into the table of leases with its old end. The new updated_ms keeps a second call from adding it again.
 function mend.stray()
   for at = 4, #ARGV, 6 do
     local job = is_as_before(at) and read_job(ARGV[at])
@@ -51,18 +51,18 @@ function mend.stray()
       call('RPUSH', state == 'wait' and lane_of(job.gid) or BASE .. ':' .. state, job.id)
       call('HSET', job.key, 'updated_ms', ARGV[at + 3] == NOW_S and text[NOW + 1] or NOW_S)
       wrong = wrong + 1
-      wake_wanted = wake_wanted or state == 'wait'
+      needs_wake = needs_wake or state == 'wait'
       if state == 'wait' and job.gid ~= '' then
-        looked_at[job.gid] = true
+        changed_groups[job.gid] = true
       end
     end
   end
   flush_groups()
 end
 
--- Removes jobs that are in another state, or that are gone.
+-- Removes jobs that are in another state, or that were deleted.
 function mend.idx()
-  call('ZCARD', IDX .. STATE) -- sets a table of another type aside
+  call('ZCARD', IDX .. STATE) -- quarantines a key of another type
   for at = 4, #ARGV do
     if call('HGET', JOB .. ARGV[at], 'state') ~= STATE then
       wrong = wrong + call('ZREM', IDX .. STATE, ARGV[at])
@@ -74,7 +74,7 @@ local function lane_entry(id)
   local lane = BASE .. ':' .. STATE
   local v = call('HMGET', JOB .. id, 'state', ENTERED[STATE], 'updated_ms', DUE[STATE] or 'id')
   if v[1] ~= STATE then
-    if STATE ~= 'wait' then -- a claim drops it there
+    if STATE ~= 'wait' then -- from `wait` a claim drops it
       wrong = wrong + (DUE[STATE] and call('ZREM', lane, id) or call('LREM', lane, '0', id))
     end
     return
@@ -83,7 +83,7 @@ local function lane_entry(id)
     call('ZADD', IDX .. STATE, text[figure(v[2]) or figure(v[3]) or NOW], id)
     wrong = wrong + 1
   end
-  if DUE[STATE] and not figure(call('ZSCORE', lane, id), 0) then -- an endless time would never come
+  if DUE[STATE] and not figure(call('ZSCORE', lane, id), 0) then -- a job with an infinite score would never be due
     wrong = wrong + call('ZADD', lane, 'XX', 'CH', text[figure(v[4]) or NOW], id)
   end
 end
@@ -94,7 +94,7 @@ function mend.lane()
   end
 end
 
--- How many jobs of each group are leased, and how many wait in all.
+-- Counts the leased jobs of each group, and the waiting jobs of all groups.
 function mend.groups()
   local running, waiting, seen = {}, 0, {}
   for _, id in ipairs(call('ZRANGE', ACTIVE, '0', '-1')) do
@@ -103,7 +103,7 @@ function mend.groups()
       running[gid] = (running[gid] or 0) + 1
     end
   end
-  local function look(gid)
+  local function recount(gid)
     if seen[gid] then
       return
     end
@@ -118,16 +118,16 @@ function mend.groups()
       end
     end
     waiting = waiting + call('LLEN', lane_of(gid))
-    looked_at[gid] = true
+    changed_groups[gid] = true
   end
   for at = 4, #ARGV do
-    look(ARGV[at])
+    recount(ARGV[at])
   end
   for gid in pairs(running) do
-    look(gid)
+    recount(gid)
   end
-  for _, gid in ipairs(call('ZRANGE', READY, '0', '-1')) do -- made since the gids were collected
-    look(gid)
+  for _, gid in ipairs(call('ZRANGE', READY, '0', '-1')) do -- groups created since the gids were read
+    recount(gid)
   end
   call('HSET', STATS, 'group_waiting', text[waiting])
   flush_groups()

@@ -1,14 +1,14 @@
--- Stores jobs, each once: an id that is known answers with the job that is there, or as a conflict when it
--- means another one. Due jobs join their lane, later ones wait in `delayed`.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Stores jobs, each once. A known id is answered with the existing job, or with 'conflict' if that is a different one.
+-- Due jobs are added to their lane, others to `delayed`.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] instance of the publisher
--- ARGV[3] 0, 1 while other calls of the instance are under way, 2 when the answer to an earlier one may be lost
--- ARGV[4] most unfinished jobs (0: no bound)  ARGV[5] how long an idempotency key holds, in ms
--- ARGV[6..] runs of jobs. Of each how many they are, how many arguments each has (3, 4 or 7), and what they have in
---   common: max_attempts, timeout_ms, backoff_ms, due_ms (absolute, 0: now), delay_ms, group_limit, task,
---   requester, backoff kind ('' is fixed), most backoff_ms; then per job id, payload, hash of the payload and, of
---   more, gid, and, of seven, trace, idempotency key ('' for none), hash of the request
--- Returns now_ms and, per job that was not created by this call, { which one (from 1),
+-- ARGV[3] 0, 1 if other calls of the instance are under way, 2 if the answer to an earlier one may be lost
+-- ARGV[4] maximum number of unfinished jobs (0: none)  ARGV[5] lifetime of an idempotency key in ms
+-- ARGV[6..] runs of jobs with the same options. For each run: number of jobs, number of arguments per job (3, 4 or 7),
+--   max_attempts, timeout_ms, backoff_ms, due_ms (absolute, 0: now), delay_ms, group_limit, task, requester, backoff
+--   kind ('': fixed), maximum backoff_ms. Then per job: id, payload, hash of the payload; with 4 or 7 arguments gid;
+--   with 7 trace, idempotency key ('': none), hash of the request
+-- Returns now_ms and, for each job that this call did not create, { its number (from 1),
 --   'replayed' | 'conflict' | 'full', id, created_ms or 0 }
 -- Clauses O-5 O-7 O-12 O-13 O-28 O-29 O-38
 local GIVEN_NOW = ARGV[1]
@@ -18,24 +18,24 @@ local GIVEN_NOW = ARGV[1]
 -- @include store
 local INSTANCE, UNANSWERED, DEPTH_MAX, IDEM_MS = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local HEAD, FIRST = 12, 6
-local told = UNANSWERED == 2 and published_by(INSTANCE) or nil
+local was_published = UNANSWERED == 2 and published_by(INSTANCE) or nil
 local room = DEPTH_MAX > 0 and DEPTH_MAX - call('ZCARD', IDX .. 'wait') - call('ZCARD', ACTIVE) - call('ZCARD', DELAYED)
 
--- The answer for a job that is not to be stored; nil for one that may be, if its id is new.
+-- The answer for a job that must not be stored; nil for one that may be stored if its id is new.
 local function refused(s, id, payload, payload_h, gid, idem, request_h)
   local answer = idem ~= '' and used(idem, request_h)
   if answer then
     return answer
   end
-  if s.copies and not told and (not room or room > 0) then
-    return nil -- a copy finds out by itself
+  if s.copies and not was_published and (not room or room > 0) then
+    return nil -- COPY fails if the id is known
   end
   answer = known(s, id, payload, gid)
   if answer then
     return answer
   end
-  -- It may have been stored by a call whose answer was lost, and have run and been trimmed since.
-  if told and told(id, payload_h) then
+  -- A call whose answer was lost may have stored it, and it may have run and been trimmed since.
+  if was_published and was_published(id, payload_h) then
     return { 'replayed', id, 0 }
   end
   return room and room <= 0 and { 'full', id, 0 } or nil

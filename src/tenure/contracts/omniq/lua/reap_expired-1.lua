@@ -1,8 +1,8 @@
--- Leases that ran out are taken back: their jobs wait out their backoff, or have failed.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
--- ARGV[1] now_ms  ARGV[2] at most so many  ARGV[3] 1 (not of an SDK) to report leases without a job
--- Returns { 'OK', how many } and, if asked for, 1 when the groups must be counted anew, else 0
+-- Takes back expired leases. Their jobs wait for their backoff, or fail after the last attempt.
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
+-- ARGV[1] now_ms  ARGV[2] maximum number of leases  ARGV[3] 1 to report leases without a job (SDKs do not send it)
+-- Returns { 'OK', number of leases } and, with ARGV[3], 1 if the groups must be counted anew, else 0
 -- Clauses O-22 O-43
 local GIVEN_NOW = ARGV[1]
 -- @include head

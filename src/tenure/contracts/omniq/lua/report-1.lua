@@ -1,8 +1,8 @@
--- Reports of running attempts: appends to the job's event stream, and keeps its progress.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- Appends reports of running attempts to the event streams of their jobs, and stores their progress.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id
 -- ARGV[3..] per report: id, token, fence, type, step, data (JSON), progress (JSON, '' for none)
--- Returns per report 1 or { 'lost', OmniQ's word }
+-- Returns per report 1 or { 'lost', OmniQ's reason }
 -- Clauses O-32 O-40
 local GIVEN_NOW = ARGV[1]
 -- @include head

@@ -1,6 +1,6 @@
 -- Takes one lease.
--- One of the fifteen scripts of an OmniQ SDK, by its name, arguments and replies.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
+-- One of the fifteen scripts of OmniQ's SDKs, with their name, arguments and replies.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
 -- ARGV[1] now_ms
 -- Returns { 'EMPTY' }, { 'PAUSED' } or { 'JOB', id, payload, lock_until_ms, attempt, max_attempts, gid, token }
 -- Clauses O-43

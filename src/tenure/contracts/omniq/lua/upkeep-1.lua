@@ -1,12 +1,13 @@
--- Promotes what is due, takes back leases that ran out, trims the journal, forgets workers that are long
--- gone. Every worker may call it; each part is bounded.
--- KEYS[1] meta, with the queue before it: the anchor, after which every other key is named
--- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id, seen to be alive by this  ARGV[3] chance for jitter
--- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] age of a worker to forget, in ms
--- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] how many jobs the worker runs at once
--- ARGV[10] age in ms of journal that is captured later
--- Returns { promoted, reclaimed, buried, expired, trimmed, 1 when the tables need repair, set aside };
---   set aside: 'id\nreason' of each record
+-- Promotes due jobs, takes back expired leases, trims the journal, deletes workers that have been silent for long.
+-- Every worker may call it; each part does a limited amount of work.
+-- KEYS[1] meta: the key {queue}:meta, which is never written; all other keys are made from its prefix
+-- ARGV[1] now_ms ('0': the server's clock)  ARGV[2] worker id: the call shows that it is alive
+-- ARGV[3] random number for jitter
+-- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] age in ms at which workers are deleted
+-- ARGV[7] completed jobs to keep  ARGV[8] failed jobs to keep  ARGV[9] slots of the worker
+-- ARGV[10] age in ms to which journal that is not captured yet is kept
+-- Returns { promoted, reclaimed, buried, expired, trimmed, 1 if the tables need repair, quarantined };
+--   quarantined: 'id\nreason' of each record
 -- Clauses O-21 O-22 O-39 O-51
 local GIVEN_NOW = ARGV[1]
 -- @include head
@@ -27,8 +28,8 @@ local function forget(key, at_of)
   end
 end
 
--- Whether a client that keeps no mirror tables has been at work: cheap signs of it.
-local function strayed()
+-- Whether the tables need repair, by cheap signs: OmniQ 1.x changes jobs without updating the index tables.
+local function needs_repair()
   if call('HEXISTS', UPKEEP, 'recount') == 1 then
     return true
   end
@@ -42,7 +43,7 @@ local function strayed()
     end
   end
   if grouped > 0 and sizes.active == 0 and call('EXISTS', READY) == 0 then
-    return true -- no job runs, and yet no group has a free slot: a count is wrong
+    return true -- no job runs, but no group has a free slot: a count is wrong
   end
   for _, key in ipairs({ ACTIVE, DELAYED }) do
     if call('ZCOUNT', key, '9e15', '+inf') > 0 then
@@ -75,10 +76,10 @@ if tidies then
   forget(CLAIMS, function(value) return (claim_of(value) or { at = 0 }).at end)
 end
 flush()
--- One worker mends, and not all the time: clients without counters leave something to mend with every step.
+-- One worker repairs, and not all the time: OmniQ 1.x leaves something to repair with every step.
 local since = NOW - (figure(call('HGET', UPKEEP, 'mended_at'), 0) or 0)
 local pause = call('HEXISTS', UPKEEP, 'recount') == 1 and RECOUNT_MS or TIDY_MS
-local mend = (since < 0 or since >= pause) and strayed()
+local mend = (since < 0 or since >= pause) and needs_repair()
 if mend then
   call('HSET', UPKEEP, 'mended_at', NOW_S)
 end

@@ -1,17 +1,17 @@
--- Takes up to `limit` leases: due jobs are promoted, leases that ran out are taken back, then new entries are read
--- through the consumer group. Each claimed job is marked running in the same step.
+-- Takes up to `limit` leases: promotes due jobs, takes back expired leases, then reads new entries through the
+-- consumer group. Each claimed job is marked running in the same step.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] worker id (the consumer)  ARGV[3] limit  ARGV[4] lease_ms
--- ARGV[5] how often a lease may run out  ARGV[6] 1 after a lost answer
+-- ARGV[5] how often a lease may expire  ARGV[6] 1 after a lost answer
 -- ARGV[7] for how long a foreign worker may be silent, in ms
--- ARGV[8] which instance of the worker asks  ARGV[9] the number of this claim, rising within the instance
--- ARGV[10..] after a lost answer: the entries this worker knows it holds
--- Returns { state, now_ms, stream position to listen from ('': claim again at once), wake position to listen from
---   ('' with leases: as before), next due_ms (0: none), leases, what was set aside as job_id, reason, ... }.
---   state is 'ok', 'paused' or 'late' (a later claim came first). Leases are grouped by what they have in common:
---   { task, lease words, ttl_s, { job_id, payload, entry words, ... } }
+-- ARGV[8] instance of the worker  ARGV[9] number of this claim, rising within the instance
+-- ARGV[10..] after a lost answer: the entries that this worker knows it holds
+-- Returns { state, now_ms, last stream id ('': claim again at once), last wake id ('': unchanged), next due_ms
+--   (0: none), leases, quarantined records as job_id, reason, ... }. The two ids are where a waiting worker blocks.
+--   state is 'ok', 'paused' or 'late' (a later claim was executed first). Leases are grouped by what they share:
+--   { task, lease fields, ttl_s, { job_id, payload, entry fields, ... } }
 -- Clauses S-8 S-9 S-10 S-11 S-12 S-13 S-18 S-19 S-27 S-28
 -- @include reap
 local WORKER = ARGV[2]
@@ -20,10 +20,10 @@ local LEASE_MS = tonumber(ARGV[4])
 local LEASE_UNTIL = NOW + LEASE_MS
 local LOST_MAX = tonumber(ARGV[5])
 local FOREIGN_MS = tonumber(ARGV[7])
--- How often, over all workers together, the pending list is searched for leases that ran out.
+-- How often all workers together search the pending list for expired leases.
 local SEARCH_EVERY_MS = math.min(1000, math.floor(LEASE_MS / 4))
--- A job that lost its worker this often is a suspect (S-13). A worker runs one suspect at a time, in one of its
--- slots: if several of them died together, the next death shows which one it was.
+-- A job whose lease expired this often is a suspect: it may be killing its workers (S-13). A worker runs at most one
+-- suspect at a time. If several jobs were running when a worker died, the next death shows which one is to blame.
 local SUSPECT_FROM = 2
 
 local groups = {}
@@ -31,7 +31,7 @@ local rows, rows_n -- of the last group
 local last_task, last_lease, last_ttl_s
 local leases_n = 0
 local suspect = '-' -- the suspect that this worker runs
-local more_idle = false -- the search for leases that ran out stopped before its end
+local more_idle = false -- the search for expired leases stopped before its end
 
 local function add_lease(job, task, payload, lease, entry)
   if lease ~= last_lease or task ~= last_task or job.ttl_s ~= last_ttl_s then
@@ -45,41 +45,38 @@ end
 
 local function start(job, msg_id, task, payload)
   local was_fence, was_lease = text[job.fence], job.lease_until
-  if job.ver == 0 then -- stored by a gateway that does not know the index
+  if job.ver == 0 then -- stored by another gateway, which does not write the index
     own('ZADD', INDEX, 'NX', job.created_ts, job.id)
   end
   job.fence, job.attempt, job.ver = job.fence + 1, job.attempt + 1, job.ver + 1
   job.lease_until, job.worker = text[LEASE_UNTIL], WORKER
-  local attempt = text[job.attempt]
-  local lease, entry = lease_words(job), job.entry
+  local lease, entry = lease_field(job), job.entry
   if job.msg_id == msg_id then
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease)
   else
     job.msg_id = msg_id
-    entry = entry_words(job)
+    entry = entry_field(job)
     call('HSET', job.key, 'status', 'running', 'updated_ts', NOW_S, 'lease', lease, 'entry', entry)
   end
-  local data = '{"attempt":' .. attempt .. ',"worker":"' .. WORKER .. '"}'
+  local data = '{"attempt":' .. text[job.attempt] .. ',"worker":"' .. WORKER .. '"}'
   emit(job.key, 'running', 'worker.start', data, job.ttl_s, LEASE_UNTIL)
-  note(job.id, 'claim', text[job.ver], task, 'queued', 'running', attempt, text[job.fence], was_fence,
-    job.lease_until, was_lease, WORKER, job.max_attempts)
+  record(job, 'claim', task, 'queued', 'running', was_lease, WORKER, job.max_attempts, was_fence)
   add_lease(job, task, payload, lease, entry)
 end
 
--- The answer that handed this lease to us was lost, so nobody ran the job: no attempt is spent.
+-- The answer with this lease was lost, so no worker ran the job: the attempt is not counted.
 local function give_back(job, task)
-  local fence, was = text[job.fence], job.lease_until
+  local was = job.lease_until
   job.ver, job.attempt, job.lease_until, job.status = job.ver + 1, job.attempt - 1, '0', 'queued'
-  note(job.id, 'release', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence,
-    '0', was, WORKER, job.max_attempts)
+  record(job, 'release', task, 'running', 'queued', was, WORKER)
 end
 
--- Leases the job of an entry that was just delivered to this worker, whatever state the job is in by now.
+-- Leases the job of an entry that was just delivered to this worker. The job may be in any state.
 local function take(msg_id, flat, ours_unknown)
   local id, task, payload = fields_of(flat)
   local job, unreadable = read_job(id)
   if unreadable then
-    return set_aside(id, msg_id, unreadable, flat)
+    return quarantine_job(id, msg_id, unreadable, flat)
   elseif not job then
     return expire(id, task, msg_id)
   end
@@ -93,11 +90,11 @@ local function take(msg_id, flat, ours_unknown)
       if job.msg_id ~= msg_id then -- the same job enqueued twice
         return drop_entry(msg_id)
       end
-      -- The group was lost and made again: the entry is its holder's, and is checked again when it is idle.
+      -- The group was deleted and made again: give the entry back to the holder of the lease.
       return pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
     end
     if job.lease_until == '0' and silent_ms(job, NOW) < FOREIGN_MS then
-      return -- a foreign worker runs it: checked again when this entry is idle
+      return -- a foreign worker runs it; the entry is checked again when it has been idle
     end
     if not reap(job, task, LOST_MAX) then
       return drop_entry(msg_id)
@@ -108,7 +105,7 @@ local function take(msg_id, flat, ours_unknown)
   start(job, msg_id, task, payload)
 end
 
--- Takes a pending entry over, whoever held it; an entry deleted meanwhile is only acknowledged.
+-- Takes a pending entry over from any consumer. If the entry was deleted, it is only acknowledged.
 local function take_over(msg_id, ours_unknown)
   local claimed = call('XCLAIM', STREAM, GROUP, WORKER, '0', msg_id)
   if claimed[1] and claimed[1][2] then
@@ -118,7 +115,7 @@ local function take_over(msg_id, ours_unknown)
   end
 end
 
--- Takes one idle entry if its lease is over; a second suspect waits for another worker or a later claim.
+-- Takes one idle entry if its lease has expired. A second suspect waits for another worker or a later claim.
 local function take_idle(msg_id, consumer, idle_ms)
   local entry = call('XRANGE', STREAM, msg_id, msg_id)[1]
   local job = entry and read_job((fields_of(entry[2])))
@@ -136,8 +133,8 @@ local function take_idle(msg_id, consumer, idle_ms)
   end
 end
 
--- Takes what ran out, whoever held it.
-local function take_back()
+-- Takes entries whose leases have expired.
+local function take_expired()
   ensure_group()
   each_idle('claim_from', ARGV[4], function(msg_id, consumer, idle_ms)
     more_idle = leases_n >= LIMIT
@@ -149,7 +146,7 @@ local function take_back()
   own('HSET', UPKEEP, 'search_at', more_idle and '0' or text[NOW + SEARCH_EVERY_MS])
 end
 
--- S-28: the answer to an earlier claim was lost; what it took is handed out again.
+-- S-28: the answer to an earlier claim was lost. Its leases are handed out again.
 local function recover()
   local held = {}
   for i = 10, #ARGV do
@@ -168,7 +165,7 @@ local function still_runs(id)
   return job and job.status == 'running' and job.worker == WORKER and tonumber(job.lease_until) > NOW
 end
 
--- The next due time, or 0 when there is none. Another program's score may be anything: it is bounded.
+-- The next due time, or 0 if there is none. It is limited, because another program may have written any score.
 local function next_due()
   local due = own('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')[2]
   if due and tonumber(due) <= NOW then
@@ -178,26 +175,26 @@ local function next_due()
   return due and text[math.max(NOW, math.min(tonumber(due), NOW + 86400000))] or '0'
 end
 
--- Takes new entries; returns the last one once there is nothing new behind it, else ''.
+-- Takes new entries. Returns the id of the last one if there are no more, else ''.
 local function take_new()
-  local wanted = LIMIT - leases_n
-  local reply = pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+  local count_max = LIMIT - leases_n
+  local reply = pcall('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', count_max, 'STREAMS', STREAM, '>')
   if reply and reply.err then
     ensure_group()
-    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', wanted, 'STREAMS', STREAM, '>')
+    reply = call('XREADGROUP', 'GROUP', GROUP, WORKER, 'COUNT', count_max, 'STREAMS', STREAM, '>')
   end
   local entries = reply and reply[1][2] or {}
   for i = 1, #entries do
     take(entries[i][1], entries[i][2], false)
   end
-  if #entries == wanted then
+  if #entries == count_max then
     return ''
   end
   return entries[1] and entries[#entries][1] or '0-0'
 end
 
--- What the workers' table says of this one: its latest claim, the suspect it runs, its slots. When a later
--- claim came first, what this one takes would be known to no one (S-28).
+-- The latest claim of this worker, the suspect it runs, and its slots. If a later claim was executed first, the worker
+-- no longer waits for this answer, and would not know of its leases (S-28).
 local instance, number, last_suspect, slots = match(own('HGET', WORKERS, WORKER) or '',
   '^%d+ (%S+) (%d+) (%S+)( ?%d*)$')
 if instance == ARGV[8] and tonumber(number) >= tonumber(ARGV[9]) then
@@ -208,7 +205,7 @@ if last_suspect and last_suspect ~= '-' and still_runs(last_suspect) then
 end
 
 local state = is_paused() and 'paused' or 'ok'
-local dry = '' -- the last entry of the stream, once there is nothing new behind it
+local last_id = '' -- of the stream, set if no new entry is left
 local due = '0'
 
 if state == 'ok' then
@@ -218,25 +215,25 @@ if state == 'ok' then
   end
   local search_at = tonumber(own('HGET', UPKEEP, 'search_at')) or 0
   if not (NOW < search_at and search_at <= NOW + 1000) then
-    take_back()
+    take_expired()
   end
 end
-while state == 'ok' and dry == '' and leases_n < LIMIT do
-  dry = take_new()
+while state == 'ok' and last_id == '' and leases_n < LIMIT do
+  last_id = take_new()
 end
 
 call('HSET', WORKERS, WORKER, NOW_S .. ' ' .. ARGV[8] .. ' ' .. ARGV[9] .. ' ' .. suspect .. (slots or ''))
--- Where a waiting worker listens from, so that nothing that is added after this moment is missed. It is not told
--- while there may be more to take at once. With leases the wake position is not told: a worker that hears the same
--- call twice only looks twice.
-local woken = ''
+-- A waiting worker blocks on the stream and on jobs:wake from these ids on, so it misses nothing that is added after
+-- this moment. `last_id` stays '' while there may be more to take at once. With leases the wake id is not read: at
+-- worst the worker is woken once for nothing.
+local wake_id = ''
 if leases_n > 0 then
   own('HINCRBY', STATS, 'started', text[leases_n])
-  dry = not more_idle and dry or ''
-else -- (XINFO, which also tells it, costs three times as much)
-  local last = pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
-  local called = own('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
-  dry, woken = last and last[1] or '0-0', called and called[1] or '0-0'
+  last_id = not more_idle and last_id or ''
+else -- by XREVRANGE, since XINFO costs three times as much
+  local entry = pcall('XREVRANGE', STREAM, '+', '-', 'COUNT', '1')[1]
+  local wake_entry = own('XREVRANGE', WAKE, '+', '-', 'COUNT', '1')[1]
+  last_id, wake_id = entry and entry[1] or '0-0', wake_entry and wake_entry[1] or '0-0'
 end
 flush()
-return { state, NOW, dry, woken, due, groups, aside }
+return { state, NOW, last_id, wake_id, due, groups, quarantined }

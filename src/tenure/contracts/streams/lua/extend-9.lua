@@ -1,5 +1,5 @@
--- Keeps leases alive by making their pending entries young again; writes only once a third of the
--- lease is used up, so that it can be asked every second.
+-- Extends leases: resets the idle time of their pending entries and moves the end of the lease. It writes only if a
+-- third of the lease is over, so that it can be called every second.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
@@ -21,11 +21,9 @@ local function extend(job, msg_id, task)
   local until_ms = NOW + LEASE_MS
   job.ver, job.lease_until = job.ver + 1, text[until_ms]
   pcall('XCLAIM', STREAM, GROUP, job.worker, '0', msg_id, 'JUSTID')
-  call('HSET', job.key, 'lease', lease_words(job))
+  call('HSET', job.key, 'lease', lease_field(job))
   refresh(job.key, job.ttl_s, until_ms)
-  local fence = text[job.fence]
-  note(job.id, 'extend', text[job.ver], task, 'running', 'running', text[job.attempt], fence, fence,
-    job.lease_until, was, job.worker, job.max_attempts)
+  record(job, 'extend', task, 'running', 'running', was, job.worker)
   return { 'ok', until_ms, cancel, LEASE_MS }
 end
 

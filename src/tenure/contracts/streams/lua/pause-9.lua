@@ -1,4 +1,4 @@
--- Stops or restarts the handing out of leases; what runs goes on.
+-- Pauses or resumes claims; running jobs continue.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
@@ -13,7 +13,7 @@ if changed == 1 then
   else
     call('DEL', PAUSED)
   end
-  note('', ARGV[2], '0', '', '', '', '0', '0', '0', '0', '0', '', '0')
+  record_no_job('', ARGV[2], '', '')
   wake()
 end
 flush()

@@ -1,9 +1,9 @@
--- What users do to jobs from outside: cancel, retry, remove. The first terminal state wins.
+-- Cancels, retries or removes jobs for a user. The first terminal state wins.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
 -- ARGV[1] namespace  ARGV[2] cancel | retry | remove  ARGV[3..] job ids
--- Returns per id 'ok', 'requested' (its worker was told), 'missing', 'unreadable', or the state that forbids it
+-- Returns per id 'ok', 'requested' (its worker will stop it), 'missing', 'unreadable', or the state that forbids it
 -- Clauses S-31 S-32 S-33
 -- @include job
 -- @include end
@@ -29,20 +29,19 @@ function steps.cancel(job)
   return 'ok'
 end
 
--- A finished job runs again from its first attempt: a new epoch of the same job.
+-- A finished job runs again from its first attempt.
 function steps.retry(job)
   if not FINAL[job.status] then
     return job.status
   end
   local task, payload = task_of(job), call('HGET', job.key, 'payload') or ''
-  local from, fence = job.status, text[job.fence]
-  job.ver, job.attempt, job.lost, job.worker = job.ver + 1, 0, '0', '-'
+  local from = job.status
+  job.ver, job.attempt, job.lost, job.lease_until, job.worker = job.ver + 1, 0, '0', '0', '-'
   job.msg_id = enqueue(job.id, task, payload, 0)
-  call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
-    'entry', entry_words(job), 'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
+  call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_field(job),
+    'entry', entry_field(job), 'result', '', 'error', '', 'settled', '', 'cancel', '0', 'due_ms', '0')
   emit(job.key, 'queued', 'gateway.retry', '{}', job.ttl_s)
-  note(job.id, 'reopen', text[job.ver], task, from, 'queued', '0', fence, fence, '0', '0', '',
-    job.max_attempts)
+  record(job, 'reopen', task, from, 'queued', '0', '')
   return 'ok'
 end
 
@@ -56,15 +55,14 @@ function steps.remove(job)
   if job.status == 'running' then
     return job.status
   end
-  local fence = text[job.fence]
-  note(job.id, 'remove', text[job.ver + 1], task_of(job), job.status, 'removed', text[job.attempt],
-    fence, fence, '0', '0', '', '0')
+  job.ver, job.lease_until = job.ver + 1, '0'
+  record(job, 'remove', task_of(job), job.status, 'removed', '0', '', '0')
   drop_entry(job.msg_id)
   forget(job.id)
   return 'ok'
 end
 
--- The event stream of a job is no job, though its key looks like that of one.
+-- The key of a job's event stream looks like the key of a job called `<id>:events`.
 local function is_events(id)
   local owner = match(id, '^(.+):events$')
   return owner and call('EXISTS', job_key(owner)) == 1

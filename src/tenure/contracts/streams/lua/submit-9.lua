@@ -1,9 +1,9 @@
--- Stores jobs and makes each of them claimable in one step: idempotency, backpressure, hash, time to
--- live, first event, queue entry, journal. No crash can leave a job that is stored but not queued.
+-- Stores jobs and makes them claimable in one step: idempotency, backpressure, hash, time to live, first event,
+-- queue entry, journal. So a crash cannot leave a job that is stored but not queued.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
--- ARGV[1] namespace  ARGV[2] greatest depth (0: none)  ARGV[3] idempotency ttl_s
+-- ARGV[1] namespace  ARGV[2] maximum depth (0: none)  ARGV[3] idempotency ttl_s
 -- ARGV[4..] per job: job_id, task, payload, ttl_s, max_attempts, idempotency key, request hash,
 --   requester, delay_ms, trace, payload hash; max_attempts 0 and trace '-' mean none
 -- Returns per job { 'created' | 'replayed' | 'conflict' | 'full', job_id, created_ts if created }
@@ -13,12 +13,12 @@ local DEPTH_MAX = tonumber(ARGV[2])
 local IDEM_TTL_S = tonumber(ARGV[3])
 local WIDTH = 11
 
--- Waiting + running + delayed. The stream's length is never less than the first two, so most
--- submits need no closer look; a foreign worker that acknowledges without deleting makes one needed.
+-- Waiting, running and delayed jobs. The stream's length is never less than the first two together, so most submits
+-- need no exact count. It is needed if a foreign worker acknowledges entries without deleting them.
 local used = own('XLEN', STREAM) + own('ZCARD', DELAYED)
 if DEPTH_MAX > 0 and used >= DEPTH_MAX then
-  -- Entries that no worker was given yet. Redis 7 counts them unless deletions made the count
-  -- uncertain; else they are counted from the group's position on, which is bounded by `at_most`.
+  -- Entries that no worker has received. Redis 7 counts them (`lag`) unless deletions made the count uncertain. Then
+  -- entries after the group's last one are counted, up to `at_most`.
   local function undelivered(at_most)
     local groups = pcall('XINFO', 'GROUPS', STREAM)
     if groups.err or #groups == 0 then
@@ -48,16 +48,16 @@ local answers = {}
 
 local function known(job_id, idem, request_h)
   local kept = idem ~= '' and own('GET', NS .. 'idempotency:' .. idem)
-  -- The value is the job id alone, as any gateway of the contract writes it. (Before 0.1 a hash followed.)
+  -- The value is the job id, as the contract says. (Before 0.1 a hash followed.)
   local old_id = kept and match(kept, '^[!-~]+')
   local v = old_id and pcall('HMGET', JOB .. old_id, 'request_h', 'status')
-  if v and v[2] then -- else the job has expired, and the key with it
-    -- A job without the hash is another gateway's: its key is honoured whatever it asked for.
+  if v and v[2] then -- otherwise the job has expired, and the key is free again
+    -- Other gateways store no request_h: then any request with this key is a replay.
     return { (not v[1] or v[1] == request_h) and 'replayed' or 'conflict', old_id }
   end
   local key = JOB .. job_id
   if call('EXISTS', key) == 1 then
-    local old_h = pcall('HGET', key, 'request_h') -- none: stored by another program
+    local old_h = pcall('HGET', key, 'request_h') -- missing if another program stored the job
     return { old_h == request_h and 'replayed' or 'conflict', job_id }
   end
   return nil
@@ -78,7 +78,7 @@ local function store(at)
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
-  -- The fields that scripts use most come first: small hashes are searched from the front.
+  -- Redis searches small hashes from the front, so the fields that scripts use most come first.
   call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 -', 'ttl_s', ttl_s,
     'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,

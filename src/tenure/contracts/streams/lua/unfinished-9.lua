@@ -1,39 +1,39 @@
--- How many jobs of one requester have not ended. Where fewer than asked for have not ended at all, that
--- number is the answer. Of more than some hundred, those at both ends of the stream and here and there
--- between them are looked at, and the requester's share of them is taken for its share of all.
+-- How many jobs of one requester have not ended. If fewer than ARGV[3] jobs of all requesters have not ended, it
+-- returns that number. If there are more than some hundred, it reads a sample from both ends of the stream and from
+-- places between them, and assumes that the requester has the same fraction of all jobs as of the sample.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
--- ARGV[1] namespace  ARGV[2] requester  ARGV[3] from how many on it matters
+-- ARGV[1] namespace  ARGV[2] requester  ARGV[3] the number of jobs from which the answer matters
 -- Returns the number
 -- Clauses S-24
 -- @include step
 local REQUESTER, MOST = ARGV[2], tonumber(ARGV[3])
-local LOOKED_MAX, PARTS = 240, 10
+local SAMPLE_MAX, SAMPLES = 240, 10
 
 local queued, delayed = own('XLEN', STREAM), own('ZCARD', DELAYED)
 if queued + delayed < MOST then
   return queued + delayed
 end
 
--- Of which jobs how many are the requester's and have not ended; each is looked at once.
-local function share(ids)
-  local seen, looked, mine = {}, 0, 0
+-- The fraction of these jobs that are the requester's and have not ended; each job counts once.
+local function fraction_of(ids)
+  local seen, jobs_n, mine = {}, 0, 0
   for _, id in ipairs(ids) do
     if not seen[id] then
       seen[id] = true
-      looked = looked + 1
+      jobs_n = jobs_n + 1
       local v = pcall('HMGET', JOB .. id, 'requester', 'status')
       if not v.err and v[1] == REQUESTER and (v[2] == 'queued' or v[2] == 'running') then
         mine = mine + 1
       end
     end
   end
-  return looked > 0 and mine / looked or 0
+  return jobs_n > 0 and mine / jobs_n or 0
 end
 
 local ids = {}
-local function take(entries)
+local function add_ids(entries)
   for _, entry in ipairs(entries) do
     local fields = entry[2]
     for i = 1, #fields, 2 do
@@ -45,21 +45,21 @@ local function take(entries)
   return entries
 end
 
-if queued <= LOOKED_MAX then
-  take(call('XRANGE', STREAM, '-', '+'))
+if queued <= SAMPLE_MAX then
+  add_ids(call('XRANGE', STREAM, '-', '+'))
 else
-  local some = LOOKED_MAX / PARTS
-  local first = take(call('XRANGE', STREAM, '-', '+', 'COUNT', some))
-  local last = take(call('XREVRANGE', STREAM, '+', '-', 'COUNT', some))
+  local some = SAMPLE_MAX / SAMPLES
+  local first = add_ids(call('XRANGE', STREAM, '-', '+', 'COUNT', some))
+  local last = add_ids(call('XREVRANGE', STREAM, '+', '-', 'COUNT', some))
   local from = tonumber(match(first[1][1], '^%d+'))
   local to = tonumber(match(last[1][1], '^%d+'))
-  for n = 1, PARTS - 2 do
-    local at = format('%d', from + (to - from) * n / (PARTS - 1))
-    take(call('XRANGE', STREAM, at, '+', 'COUNT', some))
+  for n = 1, SAMPLES - 2 do
+    local at = format('%d', from + (to - from) * n / (SAMPLES - 1))
+    add_ids(call('XRANGE', STREAM, at, '+', 'COUNT', some))
   end
 end
-local mine = queued * share(ids)
+local mine = queued * fraction_of(ids)
 if delayed > 0 then
-  mine = mine + delayed * share(call('ZRANDMEMBER', DELAYED, LOOKED_MAX))
+  mine = mine + delayed * fraction_of(call('ZRANDMEMBER', DELAYED, SAMPLE_MAX))
 end
 return math.floor(mine + 0.5)

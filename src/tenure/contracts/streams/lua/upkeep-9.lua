@@ -1,14 +1,14 @@
--- Promotes what is due, takes back leases that ran out, trims journal and index, forgets consumers
--- that are long gone. Every worker may call it; each part is bounded and guarded by its own predicate.
+-- Promotes due jobs, takes back expired leases, trims journal and index, deletes consumers and workers that have been
+-- silent for long. Every worker may call it: each part checks its own condition and does a limited amount of work.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
--- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may run out
+-- ARGV[1] namespace  ARGV[2] lease_ms  ARGV[3] how often a lease may expire
 -- ARGV[4] journal size in bytes  ARGV[5] journal age in ms  ARGV[6] consumer age in ms
--- ARGV[7] who asks: every worker does so about once a second, and is seen to be alive by it
--- ARGV[8] how many jobs it runs at once (0: unknown)  ARGV[9] age in ms of journal that is captured later
+-- ARGV[7] worker id: about one call a second shows that the worker is alive
+-- ARGV[8] its slots (0: unknown)  ARGV[9] age in ms to which journal that is not captured yet is kept
 -- ARGV[10] for how long a foreign worker may be silent, in ms
--- Returns { promoted, reclaimed, buried, expired, trimmed, what was set aside as { job_id, reason, ... } }
+-- Returns { promoted, reclaimed, buried, expired, trimmed, quarantined records as { job_id, reason, ... } }
 -- Clauses S-12 S-13 S-19 S-29 S-30
 -- @include job
 -- @include end
@@ -27,7 +27,7 @@ local function take_back(msg_id, consumer, idle_ms)
   local id, task = fields_of(entry[2])
   local job, unreadable = read_job(id)
   if unreadable then
-    set_aside(id, msg_id, unreadable, entry[2])
+    quarantine_job(id, msg_id, unreadable, entry[2])
   elseif not job then
     expire(id, task, msg_id)
   elseif FINAL[job.status] then
@@ -35,7 +35,7 @@ local function take_back(msg_id, consumer, idle_ms)
   elseif job.status == 'running' and not is_held(job, consumer, idle_ms, FOREIGN_MS) then
     reclaimed = reclaimed + 1
     if reap(job, task, LOST_MAX) then
-      call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job))
+      call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_field(job))
       hand_back(msg_id, consumer)
     else
       ended = ended + 1
@@ -44,10 +44,9 @@ local function take_back(msg_id, consumer, idle_ms)
   end
 end
 
--- Puts a job back whose entry or due time has gone with its key. What runs gets an entry too, by which it is
--- found if its worker dies. Only of jobs that have been in our hands is it known where they should be.
--- A due time that is not the one in the hash is another program's.
-local function put_back(job)
+-- Puts a job back into the stream or the delayed set if its entry was lost. A running job gets an entry too, so that
+-- it is found if its worker dies. A due time that differs from the one in the hash was written by another program.
+local function restore_entry(job)
   local due = 0
   if job.msg_id ~= '-' and has_entry(job.msg_id) or job.msg_id == '-' and job.status == 'running' then
     return
@@ -61,11 +60,12 @@ local function put_back(job)
   end
   local v = call('HMGET', job.key, 'task', 'payload')
   job.msg_id = enqueue(job.id, v[1] or '', v[2] or '', due)
-  call('HSET', job.key, 'entry', entry_words(job))
+  call('HSET', job.key, 'entry', entry_field(job))
 end
 
--- Looks at one hash: a job that is over needs no more than its place in the index.
-local function mend(key, index_lost)
+-- Repairs one job. A finished job only needs its place in the index. Jobs that our scripts never changed (ver 0) are
+-- left alone, because it is not known where they should be.
+local function repair_job(key, index_lost)
   local status = call('HGET', key, 'status')
   if not index_lost and not WAITS_OR_RUNS[status] then
     return
@@ -76,13 +76,13 @@ local function mend(key, index_lost)
       own('ZADD', INDEX, 'NX', job.created_ts, job.id)
     end
     if not FINAL[job.status] then
-      put_back(job)
+      restore_entry(job)
     end
   end
 end
 
--- Goes through the jobs' hashes, a fifth of all keys but at most 3,000 a round: one round a second over all
--- workers, and a larger one with every upkeep after a key of the queue was lost. Only the hashes know all jobs.
+-- Scans the jobs' hashes, the only complete list of jobs. All workers together scan a fifth of all keys, at most 3,000,
+-- once a second. After a key of the queue was lost, every upkeep scans a larger part.
 local function repair()
   local v = own('HMGET', UPKEEP, 'repair', 'repair_all', 'repair_at')
   local repair_at = whole(v[3]) or 0
@@ -94,7 +94,7 @@ local function repair()
     or text[math.max(500, math.min(3000, math.ceil(call('DBSIZE') / 5)))]
   local scan = pcall('SCAN', cursor, 'MATCH', JOB_PATTERN, 'COUNT', count, 'TYPE', 'hash')
   for _, key in ipairs(scan[2] or {}) do
-    mend(key, v[2] == 'index')
+    repair_job(key, v[2] == 'index')
   end
   cursor = scan[1] or '0'
   call('HSET', UPKEEP, 'repair', cursor, 'repair_at', text[NOW + 1000])
@@ -103,7 +103,7 @@ local function repair()
   end
 end
 
--- Index members whose job has expired, oldest first, a bounded number at a time.
+-- Removes index members whose job has expired, oldest first, a limited number at a time.
 local function forget_expired()
   for _, id in ipairs(own('ZRANGE', INDEX, '0', '199')) do
     if call('EXISTS', job_key(id)) == 0 then
@@ -155,4 +155,4 @@ if not (NOW < tidy_at and tidy_at <= NOW + 10000) then
 end
 local expired, buried = counted['expired'] or 0, counted['error'] or 0
 flush()
-return { promoted, reclaimed, buried, expired, trimmed, aside }
+return { promoted, reclaimed, buried, expired, trimmed, quarantined }

@@ -8,8 +8,8 @@ CREATE TABLE job_queues (
   keep_credentials INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
--- @for box in inbox_jobs job_outbox_events plane_jobs
-CREATE TABLE {box} (
+-- @for table in inbox_jobs job_outbox_events plane_jobs
+CREATE TABLE {table} (
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
   job_id TEXT NOT NULL UNIQUE,
   queue TEXT NOT NULL,
@@ -57,20 +57,20 @@ CREATE TABLE {box} (
     (status IN ('claimed', 'fetching', 'processing', 'uploading')) = (lease_expires_at > 0))
 ) STRICT;
 
-CREATE INDEX {box}_in_line ON {box} (queue, priority, seq) WHERE ready;
-CREATE INDEX {box}_not_due ON {box} (queue, due_ms) WHERE due_ms > 0;
-CREATE INDEX {box}_leased ON {box} (queue, lease_expires_at) WHERE lease_expires_at > 0;
-CREATE INDEX {box}_mortal ON {box} (queue, expires_ms) WHERE expires_ms > 0;
-CREATE INDEX {box}_resting ON {box} (queue) WHERE status = 'failed';
+CREATE INDEX {table}_in_line ON {table} (queue, priority, seq) WHERE ready;
+CREATE INDEX {table}_not_due ON {table} (queue, due_ms) WHERE due_ms > 0;
+CREATE INDEX {table}_leased ON {table} (queue, lease_expires_at) WHERE lease_expires_at > 0;
+CREATE INDEX {table}_mortal ON {table} (queue, expires_ms) WHERE expires_ms > 0;
+CREATE INDEX {table}_resting ON {table} (queue) WHERE status = 'failed';
 
-CREATE TRIGGER {box}_begin BEFORE INSERT ON {box}
+CREATE TRIGGER {table}_begin BEFORE INSERT ON {table}
 WHEN NEW.status <> 'queued'
 BEGIN
   SELECT RAISE(ABORT, 'transition: a new job is queued');
 END;
 
 -- The transition table of the contract. The two most frequent steps are tested first.
-CREATE TRIGGER {box}_step BEFORE UPDATE OF status, passed, claim_version ON {box}
+CREATE TRIGGER {table}_step BEFORE UPDATE OF status, passed, claim_version ON {table}
 WHEN (OLD.status <> NEW.status
     AND NOT (OLD.status = 'queued' AND NEW.status = 'claimed')
     AND NOT (OLD.status = 'claimed' AND NEW.status = 'succeeded'
@@ -97,7 +97,7 @@ BEGIN
 END;
 
 -- Bounds for numbers: see the schema of PostgreSQL.
-CREATE TRIGGER {box}_bounds_begin BEFORE INSERT ON {box}
+CREATE TRIGGER {table}_bounds_begin BEFORE INSERT ON {table}
 WHEN NEW.attempt_count NOT BETWEEN 0 AND 2000000000
   OR NEW.lost_count NOT BETWEEN 0 AND 2000000000
   OR NEW.event_count NOT BETWEEN 0 AND 200000
@@ -113,8 +113,8 @@ WHEN NEW.attempt_count NOT BETWEEN 0 AND 2000000000
 BEGIN
   SELECT RAISE(ABORT, 'constraint: numbers_within_bounds');
 END;
-CREATE TRIGGER {box}_bounds_step BEFORE UPDATE OF attempt_count, lost_count, event_count, ver, due_ms, claimed_ms,
-  heartbeat_at, lease_expires_at, created_ms, updated_ms, expires_ms ON {box}
+CREATE TRIGGER {table}_bounds_step BEFORE UPDATE OF attempt_count, lost_count, event_count, ver, due_ms, claimed_ms,
+  heartbeat_at, lease_expires_at, created_ms, updated_ms, expires_ms ON {table}
 WHEN NEW.event_count < OLD.event_count
   OR NEW.attempt_count < 0 OR (NEW.attempt_count > 1000000000 AND NEW.attempt_count > OLD.attempt_count + 1)
   OR NEW.lost_count < 0 OR (NEW.lost_count > 1000000000 AND NEW.lost_count > OLD.lost_count + 1)
@@ -132,12 +132,12 @@ BEGIN
 END;
 
 -- A job id is printable ASCII: a statement could not name a job whose id holds other bytes.
-CREATE TRIGGER {box}_id_begin BEFORE INSERT ON {box}
+CREATE TRIGGER {table}_id_begin BEFORE INSERT ON {table}
 WHEN NEW.job_id GLOB '*[^ -~]*' OR length(NEW.job_id) <> length(CAST(NEW.job_id AS BLOB))
 BEGIN
   SELECT RAISE(ABORT, 'constraint: job_id_is_printable_ascii');
 END;
-CREATE TRIGGER {box}_id_step BEFORE UPDATE OF job_id ON {box}
+CREATE TRIGGER {table}_id_step BEFORE UPDATE OF job_id ON {table}
 WHEN NEW.job_id GLOB '*[^ -~]*' OR length(NEW.job_id) <> length(CAST(NEW.job_id AS BLOB))
 BEGIN
   SELECT RAISE(ABORT, 'constraint: job_id_is_printable_ascii');
@@ -179,22 +179,22 @@ CREATE TABLE job_journal (
   news_type TEXT,
   news_step TEXT,
   news TEXT,
-  told INTEGER NOT NULL DEFAULT 0
+  event_number INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX job_journal_of_queue ON job_journal (queue, seq);
 CREATE INDEX job_journal_of_job ON job_journal (job_id, ver);
 -- Lists jobs by age. An index of the job table itself would be written with every step of every job.
 CREATE INDEX job_journal_submits ON job_journal (queue, seq) WHERE type = 'submit';
-CREATE INDEX job_journal_told ON job_journal (queue || '/outbox', seq) WHERE told > 0;
+CREATE INDEX job_journal_events ON job_journal (queue || '/outbox', seq) WHERE event_number > 0;
 
 -- The submits of events, read from the steps that they report.
 CREATE VIEW job_event_submits AS
-SELECT seq, queue || '/outbox' AS queue, job_id || '.' || told AS job_id, 1 AS ver, 'submit' AS type, ts_ms,
+SELECT seq, queue || '/outbox' AS queue, job_id || '.' || event_number AS job_id, 1 AS ver, 'submit' AS type, ts_ms,
   0 AS fence, 0 AS prev_fence, 0 AS lease_until_ms, 0 AS prev_lease_until_ms, 0 AS due_ms,
   0 AS attempt, 10 AS max_attempts, 0 AS priority, 'webhook' AS task, '' AS from_state,
   'queued' AS to_state, '' AS token_h, '' AS worker_id, job_id AS gid, '' AS error_code,
   '' AS payload_h, '' AS result_h, '' AS data, NULL AS news_type, NULL AS news_step, NULL AS news
-FROM job_journal WHERE told > 0;
+FROM job_journal WHERE event_number > 0;
 
 -- The history of outboxes, for readers in bulk.
 CREATE VIEW job_outbox_journal AS
@@ -315,7 +315,7 @@ CREATE UNIQUE INDEX audit_log_number ON audit_log (number);
 
 -- Our statements write the events of their steps themselves and raise `event_count` by one. For every other
 -- writer this trigger does it.
-CREATE TRIGGER inbox_jobs_tell AFTER UPDATE OF status ON inbox_jobs
+CREATE TRIGGER inbox_jobs_event AFTER UPDATE OF status ON inbox_jobs
 WHEN OLD.status <> NEW.status AND NEW.status_webhook_url IS NOT NULL
   AND NEW.event_count <> OLD.event_count + 1
 BEGIN
@@ -397,12 +397,12 @@ END;
 
 -- No row may have a rowid of 2^62 or more: a row with the largest rowid would end the table's AUTOINCREMENT,
 -- even after it is removed, and every later insert would fail with "database or disk is full".
--- @for box in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
-CREATE TRIGGER {box}_place_begin BEFORE INSERT ON {box} WHEN NEW.seq >= 4611686018427387904
+-- @for table in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
+CREATE TRIGGER {table}_place_begin BEFORE INSERT ON {table} WHEN NEW.seq >= 4611686018427387904
 BEGIN
   SELECT RAISE(ABORT, 'constraint: places_within_bounds');
 END;
-CREATE TRIGGER {box}_place_step BEFORE UPDATE OF seq ON {box} WHEN NEW.seq >= 4611686018427387904
+CREATE TRIGGER {table}_place_step BEFORE UPDATE OF seq ON {table} WHEN NEW.seq >= 4611686018427387904
 BEGIN
   SELECT RAISE(ABORT, 'constraint: places_within_bounds');
 END;

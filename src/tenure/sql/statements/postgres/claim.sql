@@ -1,12 +1,12 @@
--- Claiming leases, and what their holders do before the end: extend, report.
+-- Claims, and what the holder of a lease may do before it settles: extend, report.
 
 -- name: claim
--- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
+-- Takes leases on the next jobs: writes the lease, counts the attempt and appends to the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
 -- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
 -- Returns: on the first row the time, whether the queue is paused, whether something is overdue (then
---   nothing is taken), when the next waiting job is due and whether jobs may have been left to others
---   of their requester; on each further row a lease
+--   nothing is taken), when the next waiting job is due, and whether jobs were left because their
+--   requester has its share; on each further row a lease
 -- Clauses: I-7 I-8 I-9 I-12 I-36
 WITH clock AS MATERIALIZED (
   SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
@@ -52,14 +52,14 @@ taken AS (
     j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.requester_id, j.status_webhook_url, j.credential_version, j.status, 'queued' AS was{event_columns}
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, told, listed)
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, event_number, listed)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
     claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
-    max_attempts, {told}, ver > 2
+    max_attempts, {event_number}, ver > 2
   FROM taken
-){tell_taken}
+){events_of_taken}
 SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms,
   (:share > 0 OR :requester_max > 0) AND EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND ready)
     AS left_some, NULL AS job_id, NULL AS task,
@@ -75,9 +75,9 @@ FROM taken
 ORDER BY priority NULLS FIRST, seq
 
 -- name: recover
--- The leases that a claim took whose answer was lost: found by the hashes of the tokens it had.
+-- The leases of claims whose answers were lost, found by the hashes of their tokens.
 -- Takes: queue text, token_hs text[], count integer
--- Returns: the time and a lease on each row
+-- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT {now} AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
   lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
@@ -88,23 +88,24 @@ ORDER BY priority, seq
 LIMIT :count
 
 -- name: extend
--- Keeps leases: all of them with `always`, else those of which less than two thirds are left.
+-- Extends leases: with `always` all of them, else those of which less than two thirds are left.
 -- Batch: job_id text, fence bigint, token_h text
 -- Takes: queue text, lease_ms bigint, always boolean
--- Returns: for each lease that is still held its number, its end, the time, and whether to cancel
+-- Returns: for each lease that is still held its number, when it expires, the time, and whether a cancel
+--   was requested
 -- Clauses: I-11 I-14 P-11
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
-asked AS MATERIALIZED (SELECT * FROM {batch}),
+requested AS MATERIALIZED (SELECT * FROM {batch}),
 short AS MATERIALIZED (
   SELECT j.job_id, j.lease_expires_at AS was
-  FROM asked a, {jobs} j, clock c
+  FROM requested a, {jobs} j, clock c
   WHERE j.job_id = a.job_id AND j.claim_version = a.fence AND j.lease_token_h = a.token_h
     AND (j.status IN {running}) IS TRUE
     AND (:always OR 3 * (j.lease_expires_at - c.now_ms) < 2 * :lease_ms)
   ORDER BY j.job_id
   FOR UPDATE OF j
 ),
-kept AS (
+extended AS (
   UPDATE {jobs} j
   SET lease_expires_at = greatest(c.now_ms + :lease_ms, s.was), heartbeat_at = c.now_ms,
     ver = j.ver + 1, updated_ms = c.now_ms
@@ -113,35 +114,35 @@ kept AS (
   RETURNING j.job_id, j.lease_expires_at, s.was, j.ver, j.task, j.status, j.attempt_count,
     j.max_attempts, j.claim_version, j.lease_token_h, j.worker_id, j.gid, j.priority, j.updated_ms
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, lease_until_ms, prev_lease_until_ms, gid, priority,
     max_attempts)
   SELECT :queue, job_id, ver, 'extend', updated_ms, task, status, status, attempt_count,
     claim_version, claim_version, lease_token_h, worker_id, lease_expires_at, was, gid, priority,
     max_attempts
-  FROM kept
+  FROM extended
 )
 SELECT a.n, c.now_ms, j.cancel_requested,
-  CASE WHEN a.job_id IN (SELECT job_id FROM kept)
+  CASE WHEN a.job_id IN (SELECT job_id FROM extended)
     THEN greatest(c.now_ms + :lease_ms, j.lease_expires_at) ELSE j.lease_expires_at
     END AS lease_expires_at
-FROM clock c, asked a
+FROM clock c, requested a
 JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE
 
 -- name: report
--- Publishes news of running attempts; a report that names a stage moves the job there.
+-- Stores reports of running attempts; a report that names a stage moves the job to it.
 -- Batch: job_id text, fence bigint, token_h text, type text, step text, data text, progress text
 -- Batch: stage text
 -- Takes: queue text
 -- Returns: for each report whose lease is held its number, the state it found and the state it left
 -- Clauses: I-5 I-11 I-15
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
-asked AS MATERIALIZED (SELECT * FROM {batch}),
+requested AS MATERIALIZED (SELECT * FROM {batch}),
 held AS MATERIALIZED (
   SELECT a.*, j.status AS was, j.ver AS ver_was
-  FROM asked a JOIN {jobs} j ON j.job_id = a.job_id
+  FROM requested a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE
   ORDER BY j.job_id
   FOR UPDATE OF j
@@ -174,7 +175,7 @@ moved AS (
     j.worker_id, j.gid, j.priority, j.lease_expires_at, j.updated_ms, s.ver_was, s.was, s.becomes,
     s.types, s.step_names, s.data
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, lease_until_ms, prev_lease_until_ms, gid, priority,
     max_attempts, data, news_type, news_step, news)
@@ -187,7 +188,7 @@ noted AS (
 SELECT m.n, m.was, coalesce(m.becomes, '') AS becomes FROM moves m
 
 -- name: refuse
--- Notes that stale holders were told so; nothing changes.
+-- Records in the journal that writes under lost leases were refused. No job changes.
 -- Batch: job_id text, fence bigint, token_h text, worker_id text
 -- Takes: queue text, operation text
 -- Returns: for each refusal its number and what the job is now (nothing for a job that this queue does not have)
@@ -197,12 +198,12 @@ WITH seen AS MATERIALIZED (
     j.attempt_count
   FROM (SELECT * FROM {batch}) a LEFT JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, type, ts_ms, task, from_state, to_state, attempt, fence,
     prev_fence, token_h, worker_id, error_code, data)
   SELECT :queue, job_id, 'reject', {now}, coalesce(task, ''), coalesce(status, ''),
     coalesce(status, ''), coalesce(attempt_count, 0), shown, coalesce(claim_version, 0), token_h,
     worker_id, 'lease_lost', :operation
-  FROM seen WHERE status IS NOT NULL -- made-up ids leave nothing
+  FROM seen WHERE status IS NOT NULL -- an unknown id writes nothing
 )
 SELECT n, status, claim_version FROM seen

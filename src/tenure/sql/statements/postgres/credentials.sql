@@ -1,7 +1,7 @@
 -- Sealed credentials and webhook secrets.
 
 -- name: creds_read
--- The sealed credentials of a job, for whoever holds its lease.
+-- The sealed credentials of a job, for the holder of its lease.
 -- Takes: job_id text, fence bigint, token_h text
 -- Returns: one row while the lease is held
 -- Clauses: I-42
@@ -11,7 +11,7 @@ FROM {jobs}
 WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h AND lease_expires_at > 0
 
 -- name: creds_replace
--- Puts newer credentials in place for the holder of the lease, all columns and the version at once.
+-- Replaces the credentials for the holder of the lease, all columns and the version at once.
 -- Takes: job_id text, fence bigint, token_h text, seen_version integer, encrypted bytea
 -- Takes: dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: whether the version was still the one that was seen
@@ -27,7 +27,7 @@ RETURNING 1)
 SELECT count(*) AS changed FROM changed
 
 -- name: creds_put
--- Puts newer credentials in place for the requester of an unfinished job.
+-- Replaces the credentials for the requester of an unfinished job.
 -- Takes: job_id text, requester_id text, seen_version integer, encrypted bytea
 -- Takes: dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: whether the version was still the one that was seen
@@ -43,7 +43,7 @@ RETURNING 1)
 SELECT count(*) AS changed FROM changed
 
 -- name: creds_keep
--- Notes whether a queue keeps the sealed credentials of jobs that have ended.
+-- Stores whether a queue keeps the sealed credentials of ended jobs.
 -- Takes: queue text, kept boolean
 -- Returns: nothing
 -- Clauses: I-72
@@ -51,18 +51,18 @@ INSERT INTO job_queues (queue, keep_credentials) VALUES (:queue, :kept)
 ON CONFLICT (queue) DO UPDATE SET keep_credentials = excluded.keep_credentials
 
 -- name: creds_count
--- Counts a credential refresh of the job whose lease is held; a counter of its own.
+-- Counts a credential refresh of a job, for the holder of its lease.
 -- Takes: job_id text, fence bigint, token_h text
--- Returns: the sum, in one row while the lease is held
+-- Returns: the count, in one row while the lease is held
 -- Clauses: I-39 I-42
 UPDATE {jobs} SET credential_refresh_count = credential_refresh_count + 1
 WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h AND lease_expires_at > 0
 RETURNING credential_refresh_count AS refreshes
 
 -- name: creds_page
--- Wrapped keys under another key than this one: of jobs and of webhook secrets, in the order of names.
+-- Data keys that are wrapped by another key than this one: of jobs and of webhook secrets, by name.
 -- Takes: kek_id text, after text, count integer
--- Returns: their rows, without what is encrypted
+-- Returns: their rows, without the encrypted data
 -- Clauses: I-42 I-43
 SELECT * FROM (
   SELECT * FROM (
@@ -80,30 +80,30 @@ SELECT * FROM (
 ORDER BY job_id LIMIT :count
 
 -- name: creds_swap
--- Moves wrapped keys to another key where nothing changed since they were read.
+-- Rewraps data keys, if they have not changed since they were read.
 -- Batch: job_id text, credential_version integer, kek_id text, dek_wrapped bytea, new_kek_id text
 -- Batch: new_dek_wrapped bytea
 -- Returns: how many
 -- Clauses: I-42 I-43
-WITH asked AS MATERIALIZED (SELECT * FROM {batch}),
+WITH requested AS MATERIALIZED (SELECT * FROM {batch}),
 of_jobs AS (
   UPDATE {jobs} j
   SET storage_creds_kek_id = a.new_kek_id, storage_creds_dek_wrapped = a.new_dek_wrapped
-  FROM asked a
+  FROM requested a
   WHERE j.job_id = a.job_id AND j.credential_version = a.credential_version
     AND j.storage_creds_kek_id = a.kek_id AND j.storage_creds_dek_wrapped = a.dek_wrapped
   RETURNING 1
 ),
 of_secrets AS (
   UPDATE webhook_secrets s SET kek_id = a.new_kek_id, dek_wrapped = a.new_dek_wrapped
-  FROM asked a
+  FROM requested a
   WHERE s.name = a.job_id AND s.kek_id = a.kek_id AND s.dek_wrapped = a.dek_wrapped
   RETURNING 1
 )
 SELECT (SELECT count(*) FROM of_jobs) + (SELECT count(*) FROM of_secrets) AS changed
 
 -- name: creds_counts
--- How many wrapped keys are under which key: of jobs, and of webhook secrets.
+-- How many data keys each key wraps: of jobs and of webhook secrets.
 -- Returns: a row for each key
 -- Clauses: I-42 I-43
 SELECT kek_id, count(*) AS jobs FROM (
@@ -112,7 +112,7 @@ SELECT kek_id, count(*) AS jobs FROM (
 GROUP BY kek_id
 
 -- name: secret_add
--- Adds a requester's newest webhook secret; older ones stay live for a while, so that receivers can move.
+-- Adds a requester's new webhook secret; older ones stay live for a while, so that receivers can switch.
 -- Takes: requester_id text, name text, encrypted bytea, dek_wrapped bytea, kek_id text
 -- Takes: encryption_version integer, overlap_ms bigint
 -- Returns: nothing
@@ -128,7 +128,7 @@ SELECT :requester_id, :name, '', :encrypted, :dek_wrapped, :kek_id, :encryption_
 FROM clock
 
 -- name: secret_seal
--- Puts what is sealed in the place of what lies open.
+-- Replaces a plain webhook secret by a sealed one.
 -- Takes: name text, encrypted bytea, dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: nothing
 -- Clauses: I-43
@@ -147,7 +147,7 @@ WHERE requester_id = :requester_id AND (expires_ms = 0 OR expires_ms > {now})
 ORDER BY id DESC LIMIT 2
 
 -- name: secrets_plain
--- Webhook secrets from before they were sealed.
+-- Webhook secrets that are stored unsealed.
 -- Takes: count integer
 -- Returns: their rows
 -- Clauses: I-43

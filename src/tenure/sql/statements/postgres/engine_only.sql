@@ -1,13 +1,12 @@
 -- Statements that only this engine has.
 
 -- name: copy_begin
--- Opens a submit by COPY: the time, the news of it, and whether some of it is known already. Then the
--- rows go in by statements that tell one job from another; what is asked here is a sample.
--- The turns and positions of the rows are given out here, so that two that run side by side keep the
--- order in which they began.
+-- Begins a submit by COPY. COPY cannot handle conflicts, so a sample of the jobs is looked up first.
+-- The sequence numbers of the rows are allocated here, so that two concurrent submits keep the order in
+-- which they began.
 -- Batch: job_id text, requester_id text, idempotency_key text
 -- Takes: queue text, channel text, count integer
--- Returns: the time, whether one of the sample is stored, and if not as many turns and positions
+-- Returns: the time, whether a job of the sample is stored, and if not the numbers for jobs and journal
 -- Clauses: I-1 I-2 I-3
 WITH sampled AS MATERIALIZED (SELECT EXISTS (
   SELECT FROM {batch}

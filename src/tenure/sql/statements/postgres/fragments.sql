@@ -1,5 +1,5 @@
--- Text that several statements share, or that differs between the job tables: `-- name: x [table]` is the
--- variant of one table. A fragment without a variant for a table and without a default is empty there.
+-- Text that several statements share, or that differs between the job tables. `-- name: x [table]` is the
+-- variant for one table. A fragment with neither a variant for a table nor a default is empty there.
 
 -- name: now
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint
@@ -11,7 +11,7 @@
 ''
 
 -- name: response [inbox_jobs]
--- The answer that is kept with an idempotency key.
+-- The response that is stored with an idempotency key.
 '{"job_id":"' || job_id || '","status":"queued"}'
 
 -- name: held_back
@@ -22,8 +22,8 @@ EXISTS (SELECT 1 FROM job_outbox_events WHERE queue = :queue
  AND status = 'queued' AND NOT ready AND due_ms = 0)
 
 -- name: known_attempt
--- Some contracts write the row of an attempt with its claim; and a row that another program put there must
--- not stop the other jobs of the batch.
+-- The plane inserts the row of an attempt at its claim. Also, a row that another program inserted must
+-- not fail the other jobs of the batch.
 WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
     (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)
     = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
@@ -33,13 +33,13 @@ WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
 true
 
 -- name: in_turn [job_outbox_events]
--- An event waits for the earlier events of its job, whatever its flag says.
+-- An event waits for the earlier events of its job, even if `ready` is set.
 ({earlier: gid=j.gid; number=event_number(j.job_id, j.gid)})
 
 -- name: earlier
--- Whether no event of the job `{gid}` before number `{number}` is unfinished. The one right before it is
--- asked first, and is the only one there is of most. Of the others the last thousand are asked: each of
--- those waited for the ones before it, and a number that another program wrote may be any.
+-- Whether no event of the job `{gid}` before number `{number}` is unfinished. The event right before it is
+-- checked first: most jobs have no other. Of the rest, the last thousand are checked. Each of those waited
+-- for the ones before it, and a number that another program wrote may be arbitrarily large.
 -- Clauses: I-22
 ({number} < 2 OR (SELECT before.seq FROM job_outbox_events before
     WHERE before.job_id = {gid} || '.' || ({number} - 1)
@@ -50,7 +50,7 @@ true
       AND (earlier.status NOT IN ('succeeded', 'dead_letter')) IS TRUE LIMIT 1) IS NULL)
 
 -- name: share
--- A requester has no more jobs at once than its quota, nor all the slots of a worker.
+-- A requester runs at most its quota of jobs, and at most its share of one worker's slots.
 (j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM inbox_jobs r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.status IN {running} AND r.lease_expires_at > 0
@@ -58,23 +58,23 @@ true
     HAVING count(*) FILTER (WHERE r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
       nullif(coalesce((k.quota::json ->> 'transcodes')::bigint, :requester_max), 0), 1e9)))
 
--- name: told_by
+-- name: inbox_queue
 NULL
 
--- name: told_by [job_outbox_events]
--- The queue whose steps are the submits of these events.
+-- name: inbox_queue [job_outbox_events]
+-- The inbox of an outbox: the submits of events are recorded in the steps of its jobs.
 left(:queue, -7)
 
 -- name: span
 4611686018427387904
 
 -- name: span [job_outbox_events]
--- The history of an outbox is between the steps of its jobs, most of which have no event.
+-- The history of an outbox is among the steps of its jobs, most of which have no event.
 2000
 
 -- name: after_settle [job_outbox_events]
--- The end of an event makes the next event of its job ready, in the same step. One whose number does not
--- follow, because an event between them was removed, is found by `unblock`.
+-- The end of an event makes the next event of its job ready in the same step. If the event between them was
+-- removed, `unblock` finds the next one.
 ,
 released AS (
   UPDATE job_outbox_events e SET ready = true FROM ended d
@@ -85,11 +85,11 @@ released AS (
   RETURNING e.job_id
 )
 
--- name: tell
--- The events of the jobs that a statement moved: rows of `{moved}`. They wait behind earlier ones.
+-- name: write_events
+-- Writes the events of the jobs that a statement moved: the rows of `{moved}`. They wait for earlier events.
 -- Clauses: I-36 I-37
 ,
-told AS (
+events AS (
   INSERT INTO job_outbox_events (job_id, queue, task, gid, requester_id, max_attempts, ready,
     created_ms, updated_ms, status_webhook_url, trace, payload)
   SELECT m.job_id || '.' || m.event_count, :queue || '/outbox', 'webhook', m.job_id, m.requester_id,
@@ -102,29 +102,29 @@ told AS (
   ON CONFLICT (job_id) DO NOTHING
 )
 
--- name: tell_taken [inbox_jobs]
-{tell: moved=taken}
+-- name: events_of_taken [inbox_jobs]
+{write_events: moved=taken}
 
--- name: tell_ended [inbox_jobs]
-{tell: moved=ended}
+-- name: events_of_ended [inbox_jobs]
+{write_events: moved=ended}
 
 -- name: count_event [inbox_jobs]
--- A statement that counts the event of a step writes the event too.
+-- Used only by statements that also write the event.
 ,
     event_count = j.event_count + (j.status_webhook_url IS NOT NULL)::integer
 
 -- name: event_columns [inbox_jobs]
 , j.event_count, j.result, j.error, j.progress
 
--- name: told
+-- name: event_number
 0
 
--- name: told [inbox_jobs]
+-- name: event_number [inbox_jobs]
 CASE WHEN status_webhook_url IS NULL THEN 0 ELSE event_count END
 
--- name: tells [inbox_jobs]
--- Whether an event was written or became ready: then the engine notifies those who wait for it.
-, status_webhook_url IS NOT NULL AS told
+-- name: has_event [inbox_jobs]
+-- Whether an event was written or became ready. The engine then notifies the claimers of the outbox.
+, status_webhook_url IS NOT NULL AS has_event
 
--- name: tells [job_outbox_events]
-, EXISTS (SELECT FROM released) AS told
+-- name: has_event [job_outbox_events]
+, EXISTS (SELECT FROM released) AS has_event

@@ -12,9 +12,9 @@ SELECT job_id, queue, task, status, payload, result, error, attempt_count, max_a
 FROM {jobs} WHERE job_id = :job_id
 
 -- name: find
--- Jobs of a queue from a position of the journal down to another one, newest first.
+-- Jobs of a queue between two positions of the journal, newest first.
 -- Takes: queue text, before bigint, least bigint, count integer
--- Returns: the position of each submit, with the job's row where there still is one
+-- Returns: the position of each submit, and the job's row if it still exists
 -- Clauses: I-30
 SELECT e.seq AS position, j.job_id, j.queue, j.task, j.status, j.payload, j.result, j.error,
   j.attempt_count, j.max_attempts, j.claim_version, j.created_ms, j.updated_ms, j.due_ms,
@@ -28,22 +28,22 @@ FROM (SELECT seq, job_id, ts_ms FROM (
       ORDER BY seq DESC LIMIT :count) own
     UNION ALL
     SELECT * FROM (
-      SELECT seq, job_id || '.' || told, ts_ms FROM job_journal
-      WHERE queue = {told_by} AND told > 0 AND seq < :before AND seq >= :least
+      SELECT seq, job_id || '.' || event_number, ts_ms FROM job_journal
+      WHERE queue = {inbox_queue} AND event_number > 0 AND seq < :before AND seq >= :least
       ORDER BY seq DESC LIMIT :count) steps
   ) pages ORDER BY seq DESC LIMIT :count) e
 LEFT JOIN {jobs} j ON j.job_id = e.job_id AND j.created_ms = e.ts_ms
 ORDER BY e.seq DESC
 
 -- name: pruned
--- Whether a job was here and was kept long enough.
+-- Whether a job existed and was removed after its retention time.
 -- Takes: job_id text, queue text
--- Returns: whose it was, or nothing
+-- Returns: its requester, or nothing
 -- Clauses: I-34
 SELECT requester_id, pruned_ms FROM pruned_jobs WHERE job_id = :job_id AND queue = :queue
 
 -- name: attempts
--- The attempts at a job, oldest first: those of the plane from their claims on, others when they ended.
+-- The attempts at a job, oldest first. Running attempts are included for the plane only.
 -- Takes: job_id text
 -- Returns: their rows
 -- Clauses: I-30
@@ -53,13 +53,13 @@ FROM {jobs} j JOIN job_attempts t ON t.job_id = j.job_id AND t.queue = j.queue
 WHERE j.job_id = :job_id ORDER BY t.claim_version
 
 -- name: events
--- The events of one job after a version, oldest first: those that the journal lists by job, its first,
--- which its own row tells, its successes, which its attempts tell, and its first claim: where no other
--- step came before it, it is told by its attempt, or by the job's row while that lasts. An id may be used
--- again after its job was removed: what was before that is not of this job, and perhaps another requester's.
+-- The events of one job after a version, oldest first. They come from the `listed` rows of the journal; the
+-- submit comes from the job's own row, successes come from its attempts, and a first claim as second step
+-- comes from its attempt, or from the job's row while it runs. An id may be used again after its job was
+-- removed: earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which their news reach so many bytes
--- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
+-- Returns: their rows, up to the one with which the reports reach so many bytes
+-- `queue || ''` keeps the planner from using an index on the queue: a job has few rows, a queue many.
 -- Clauses: I-31
 WITH listed AS MATERIALIZED (
   SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
@@ -102,7 +102,7 @@ WHERE bytes_before < :bytes ORDER BY ver
 SELECT status, count(*) AS jobs FROM {jobs} WHERE queue = :queue GROUP BY status
 
 -- name: summary
--- What else is to be known of a queue: paused, how long its oldest job waits, who works.
+-- Whether a queue is paused, how long its oldest job waits, and how many workers it has.
 -- Takes: queue text
 -- Returns: one row
 -- Clauses: I-25
@@ -115,7 +115,7 @@ SELECT {now} AS now_ms,
     UNION SELECT worker_id FROM {jobs} WHERE queue = :queue AND status IN {running}) w) AS workers
 
 -- name: unfinished
--- How many jobs of one requester have not ended, counted up to a number.
+-- How many jobs of one requester have not ended, counted up to `most`.
 -- Takes: queue text, requester text, most integer
 -- Returns: the number
 -- Clauses: I-25
@@ -130,15 +130,15 @@ SELECT count(*) AS jobs FROM (
   LIMIT :most) unfinished
 
 -- name: workers
--- Who works on a queue, those included that have nothing to do.
+-- The workers of a queue, including idle ones.
 -- Takes: queue text
--- Returns: a row for each worker that was heard of lately
+-- Returns: a row for each worker that sent a heartbeat lately
 -- Clauses: I-25
 SELECT worker_id, seen_ms, slots FROM job_workers
 WHERE queue = :queue AND seen_ms > {now} - 15000 ORDER BY worker_id
 
 -- name: probe
--- Writes what is there already, to find out whether the database takes writes.
+-- Checks whether the database accepts writes, by a write that changes nothing.
 -- Takes: queue text
 -- Returns: nothing
 -- Clauses: I-29
@@ -146,7 +146,7 @@ INSERT INTO job_queues (queue) VALUES (:queue)
 ON CONFLICT (queue) DO UPDATE SET paused = job_queues.paused
 
 -- name: pause
--- Stops or resumes handing out leases; waits for claims under way.
+-- Stops or resumes handing out leases; waits for running claims.
 -- Takes: queue text, paused boolean, channel text
 -- Returns: nothing
 -- Clauses: I-29
@@ -159,15 +159,15 @@ changed AS (
   WHERE job_queues.paused IS DISTINCT FROM excluded.paused
   RETURNING queue
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, type, ts_ms)
   SELECT queue, '', CASE WHEN :paused THEN 'pause' ELSE 'resume' END, {now} FROM changed
 )
 SELECT pg_notify(:channel, :queue) FROM changed
 
 -- name: cancel
--- Fails waiting jobs, by the only walk that the table has for them, and marks running ones for their
--- holders; `decide` ends what failed.
+-- Fails waiting jobs (by way of `claimed`, the only permitted transition) and marks running ones for their
+-- holders; `decide` ends the failed ones.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each known job its number and the state that was found
@@ -195,7 +195,7 @@ ended AS (
   RETURNING j.job_id, f.was, j.ver, j.task, j.attempt_count, j.claim_version, j.gid, j.priority,
     j.max_attempts, j.updated_ms
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, gid, priority, max_attempts, error_code)
   SELECT :queue, job_id, ver, 'fail', updated_ms, task, was, 'failed', attempt_count,
@@ -205,8 +205,8 @@ noted AS (
 SELECT n, was FROM found
 
 -- name: reopen
--- Begins ended jobs anew: the old row goes and a fresh one takes its id and claim version. It is
--- no transition, since the table has none out of an end.
+-- Restarts ended jobs: a new row replaces the old one and takes its id and claim version. It is not an
+-- update, because the transition table permits none out of a final state.
 -- Batch: job_id text
 -- Takes: queue text, channel text
 -- Returns: for each known job its number and the state that was found
@@ -236,18 +236,18 @@ fresh AS (
   FROM gone g, clock c
   RETURNING job_id, ver, claim_version, updated_ms
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, fence,
     prev_fence, gid, priority, max_attempts)
   SELECT :queue, f.job_id, f.ver, 'reopen', f.updated_ms, g.task, g.status, 'queued', f.claim_version,
     f.claim_version, g.gid, g.priority, g.max_attempts
   FROM fresh f JOIN gone g ON g.job_id = f.job_id
 ),
-told AS MATERIALIZED (SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM fresh LIMIT 1) one)
-SELECT n, was FROM found LEFT JOIN told ON true
+notified AS MATERIALIZED (SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM fresh LIMIT 1) one)
+SELECT n, was FROM found LEFT JOIN notified ON true
 
 -- name: remove
--- Deletes jobs that nobody runs, with all that belongs to them.
+-- Deletes jobs that are not running, with their attempts and keys.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each known job its number and the state that was found
@@ -272,7 +272,7 @@ keys AS (
   DELETE FROM idempotency_keys k USING gone g
   WHERE k.job_id = g.job_id COLLATE "default" AND k.queue || '' = :queue
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,
     prev_fence)
   SELECT :queue, g.job_id, g.ver + 1, 'remove', c.now_ms, g.task, g.status, g.attempt_count,

@@ -1,13 +1,13 @@
 -- The control plane.
 
 -- name: plane_claim
--- Takes leases for several askers at once, in their order: each gets as many as it asked for, under
--- a token of its own, for as long as the line lasts.
+-- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
+-- its own.
 -- Batch: worker_id text, token_h text, count integer
 -- Takes: queue text, lease_ms bigint, look boolean, from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
---   when the next waiting job is due, and a lease on each row with the number of its asker (one row
---   without a lease if none)
+--   when the next waiting job is due, and a lease in each row with the number of its claim (one row
+--   without a lease if there is none)
 -- Clauses: P-7 P-8 P-9
 WITH clock AS MATERIALIZED (
   SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
@@ -66,7 +66,7 @@ taken AS (
     j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.worker_id, j.lease_token_h
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
@@ -87,19 +87,19 @@ FROM chores h LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq
 
 -- name: plane_take
--- Takes leases on the jobs that messages name, if they still wait for these very messages.
+-- Takes leases on the jobs that messages name, if the messages are still current.
 -- Batch: job_id text, enqueue_id bigint
 -- Takes: queue text, lease_ms bigint, worker_id text, token_h text
 -- Returns: the time, whether the stream is paused (then nothing is taken), and for each job taken its
---   number and its lease (one row without a lease if none)
+--   number and its lease (one row without a lease if there is none)
 -- Clauses: P-5 P-7 P-8
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused),
-asked AS MATERIALIZED (
+requested AS MATERIALIZED (
   SELECT given.job_id, given.enqueue_id, min(given.n) AS n FROM clock, {batch}
   WHERE NOT clock.paused GROUP BY given.job_id, given.enqueue_id
 ),
 next AS MATERIALIZED (
-  SELECT j.job_id, a.n FROM asked a JOIN {jobs} j ON j.job_id = a.job_id
+  SELECT j.job_id, a.n FROM requested a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.queue = :queue AND (j.ready) IS TRUE AND j.claim_version = a.enqueue_id
   ORDER BY j.job_id
   FOR UPDATE OF j
@@ -118,7 +118,7 @@ taken AS (
 forgotten AS (
   DELETE FROM plane_messages m USING taken t WHERE m.job_id = t.job_id
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
@@ -138,7 +138,7 @@ FROM clock h LEFT JOIN taken t ON true
 ORDER BY t.n
 
 -- name: plane_current
--- Which messages still mean something: their job waits for them, or runs because of them.
+-- Which messages are current: their job waits for them, or runs because of them.
 -- Batch: job_id text, enqueue_id bigint
 -- Takes: queue text
 -- Returns: the number of each such message, and whether its job still waits
@@ -149,7 +149,7 @@ WHERE j.queue = :queue AND ((j.ready AND j.claim_version = a.enqueue_id)
   OR (j.lease_expires_at > 0 AND j.claim_version = a.enqueue_id + 1))
 
 -- name: plane_send
--- Marks messages as being sent, oldest turn first: whoever marked one sends it.
+-- Marks messages as sent, oldest first. The plane that marked a message sends it.
 -- Takes: queue text, count integer, redis_ms bigint
 -- Returns: the messages to send, and whether their jobs have been claimed before
 -- Clauses: P-3
@@ -165,19 +165,27 @@ marked AS (
 SELECT job_id, enqueue_id, again FROM marked ORDER BY seq
 
 -- name: plane_unsend
--- Takes back the mark of messages that could not be sent.
+-- Unmarks messages that could not be sent.
 -- Batch: job_id text, enqueue_id bigint
 -- Returns: how many
 -- Clauses: P-3
-WITH asked AS MATERIALIZED (SELECT * FROM {batch}),
+WITH requested AS MATERIALIZED (SELECT * FROM {batch}),
 unsent AS (
-  UPDATE plane_messages m SET sent_ms = 0 FROM asked a
+  UPDATE plane_messages m SET sent_ms = 0 FROM requested a
   WHERE m.job_id = a.job_id AND m.enqueue_id = a.enqueue_id RETURNING 1
 )
 SELECT count(*) AS unsent FROM unsent
 
+-- name: plane_leases
+-- The latest leases of jobs.
+-- Batch: job_id text
+-- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Clauses: P-11 P-16
+SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+FROM (SELECT * FROM {batch}) a JOIN {jobs} j ON j.job_id = a.job_id
+
 -- name: plane_relay
--- Says that a stream's messages travel through Redis, and makes messages for jobs that have none.
+-- Registers a stream whose messages travel through Redis, and makes messages for jobs that have none.
 -- Takes: queue text
 -- Returns: how many jobs were without one
 -- Clauses: P-3 P-4
@@ -195,10 +203,11 @@ made AS (
 SELECT count(*) AS made FROM made
 
 -- name: plane_sweep
--- Forgets messages of jobs that left the line, and sends again what Redis must have lost: what went
--- out long ago although everything that Redis holds is delivered, or later messages were long ago.
+-- Deletes messages of jobs that do not wait any more, and marks messages that Redis must have lost for
+-- sending: those sent more than `resend_ms` ago, if Redis has no undelivered message (`empty`) or delivered
+-- much later ones.
 -- Takes: queue text, resend_ms bigint, empty boolean, delivered_redis_ms bigint, count integer
--- Returns: how many messages go out again
+-- Returns: how many messages are sent again
 -- Clauses: P-4
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 old AS MATERIALIZED (
@@ -221,7 +230,7 @@ again AS (
 SELECT count(*) AS again FROM again
 
 -- name: plane_secret
--- The secret from which the control plane's lease tokens are made; the first plane chooses it.
+-- The secret with which the plane's lease tokens are signed; the first plane chooses it.
 -- Takes: fresh text
 -- Returns: the secret; nothing when another plane is choosing it right now
 -- Clauses: P-6

@@ -1,20 +1,19 @@
 -- Settling leases, and deciding about jobs that failed.
 
 -- name: settle
--- Ends leases: the job's row, the attempt's row and the journal in one step. What is read is written
--- only where nothing changed since: a row that was, by an extend or a cancel, is left for another try.
+-- Ends leases: writes the job's row, the attempt's row and the journal in one step. A row that changed
+-- since it was read (by an extend or a cancel) is left out, and the caller tries again.
 -- A failed job stays in `failed` until `decide`; `due_ms` says when it runs again, or why it does not:
 -- -1 given up, -2 cancelled.
--- The caller sorts the batch by job id, so that two batches never wait for each other.
+-- The caller sorts the batch by job id, so that two batches do not deadlock.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
--- Alike: fence, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code
 -- Takes: queue text
--- Returns: for each lease that was held its number, its job, the verdict, and when that is due again;
---   for the inbox whether it has an event
+-- Returns: for each lease that was held its number, its job, the verdict, and when the job is due again;
+--   for the inbox whether an event was written
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
-asked AS MATERIALIZED (SELECT * FROM {batch}),
+requested AS MATERIALIZED (SELECT * FROM {batch}),
 held AS MATERIALIZED (
   SELECT a.*, j.ctid AS place, j.status AS was, j.lease_expires_at AS lease_was, j.worker_id AS holder, j.claimed_ms,
     j.ver AS ver_was, j.cancel_requested AS cancel_was,
@@ -22,7 +21,7 @@ held AS MATERIALIZED (
       WHEN a.kind = 'fail' AND NOT a.retryable THEN 'bury'
       WHEN a.kind IN ('fail', 'retry') AND j.attempt_count >= j.max_attempts THEN 'bury'
       WHEN a.kind = 'fail' THEN 'retry' ELSE a.kind END AS verdict
-  FROM asked a JOIN {jobs} j ON j.job_id = a.job_id
+  FROM requested a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN {running}) IS TRUE
 ),
 ended AS (
@@ -52,31 +51,31 @@ ended AS (
     j.attempt_count, j.max_attempts, j.task, j.gid, j.priority, j.updated_ms,
     j.requester_id, j.status_webhook_url, j.trace{event_columns}
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
-    error_code, result_h, told, listed)
+    error_code, result_h, event_number, listed)
   SELECT :queue, job_id, ver, CASE WHEN verdict IN ('bury', 'cancel') THEN 'fail' ELSE verdict END,
     updated_ms, task, was, status, attempt_count, fence, fence,
     token_h, holder, lease_was, gid, priority, greatest(0, due_ms), max_attempts, error_code,
-    CASE WHEN verdict = 'complete' THEN result_h ELSE '' END, {told}, verdict <> 'complete'
+    CASE WHEN verdict = 'complete' THEN result_h ELSE '' END, {event_number}, verdict <> 'complete'
   FROM ended
 ),
-kept AS (
+attempts AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h, error_code, error, due_ms, ver)
   SELECT job_id, fence, :queue, attempt_count + CASE WHEN verdict IN ('snooze', 'release') THEN 1
     ELSE 0 END, holder, claimed_ms, updated_ms, verdict, outcome_h, error_code, attempt_error,
     greatest(0, due_ms), CASE WHEN verdict = 'complete' THEN ver ELSE 0 END
   FROM ended {known_attempt}, ver = excluded.ver
-){after_settle}{tell_ended}
-SELECT n, job_id, verdict, greatest(0, due_ms) AS due_ms{tells} FROM ended
+){after_settle}{events_of_ended}
+SELECT n, job_id, verdict, greatest(0, due_ms) AS due_ms{has_event} FROM ended
 
 -- name: settled
--- The verdicts of leases that ended with these very outcomes: answers to settles that are sent again.
+-- The verdicts of leases that ended with exactly these outcomes, to answer a settle that is sent again.
 -- Batch: job_id text, fence bigint, outcome_h text
 -- Takes: queue text
--- Returns: for each outcome that was accepted before its number, the verdict and when it was due
+-- Returns: for each outcome that was accepted before its number, its verdict and when the job was due
 -- Clauses: I-17
 SELECT a.n, t.verdict, t.due_ms
 FROM (SELECT * FROM {batch}) a JOIN job_attempts t ON t.job_id = a.job_id AND t.claim_version = a.fence
@@ -87,10 +86,10 @@ WHERE t.queue = :queue AND t.outcome_h = a.outcome_h
 -- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
 -- Batch: job_id text
 -- Takes: queue text
--- Returns: for each whether it was given up; for the inbox whether it has an event
+-- Returns: for each job whether it was given up; for the inbox whether an event was written
 -- Clauses: I-6 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
-resting AS MATERIALIZED (
+failed AS MATERIALIZED (
   SELECT j.job_id, j.due_ms AS why,
     CASE WHEN j.due_ms < 0 THEN -j.due_ms WHEN j.attempt_count >= j.max_attempts THEN 1 ELSE 0 END AS mark
   FROM (SELECT * FROM {batch}) a JOIN {jobs} j ON j.job_id = a.job_id
@@ -104,19 +103,19 @@ ended AS (
     ready = r.mark = 0 AND r.why <= c.now_ms,
     due_ms = CASE WHEN r.mark > 0 OR r.why <= c.now_ms THEN 0 ELSE r.why END,
     ver = j.ver + 1, updated_ms = c.now_ms{count_event}
-  FROM resting r, clock c
+  FROM failed r, clock c
   WHERE j.job_id = r.job_id AND (j.status = 'failed') IS TRUE
   RETURNING j.job_id, 'failed' AS was, r.mark, j.ver, j.task, j.status, j.attempt_count, j.claim_version,
     j.gid, j.priority, j.due_ms, j.max_attempts, j.updated_ms, j.requester_id, j.status_webhook_url,
     j.trace, coalesce(substring(j.error FROM '"code":"([^"]*)"'), '') AS code{event_columns}
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, gid, priority, due_ms, max_attempts, error_code, told)
+    fence, prev_fence, gid, priority, due_ms, max_attempts, error_code, event_number)
   SELECT :queue, job_id, ver,
     CASE mark WHEN 0 THEN 'promote' WHEN 2 THEN 'cancel' WHEN 3 THEN 'expire' ELSE 'bury' END,
     updated_ms, task, was, status, attempt_count, claim_version, claim_version, gid, priority, due_ms,
-    max_attempts, CASE WHEN mark > 0 THEN code ELSE '' END, {told}
+    max_attempts, CASE WHEN mark > 0 THEN code ELSE '' END, {event_number}
   FROM ended
-){after_settle}{tell_ended}
-SELECT job_id, mark = 1 AS buried{tells} FROM ended
+){after_settle}{events_of_ended}
+SELECT job_id, mark = 1 AS buried{has_event} FROM ended

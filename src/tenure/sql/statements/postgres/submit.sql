@@ -9,12 +9,12 @@
 -- Batch: storage_creds_dek_wrapped bytea, storage_creds_kek_id text
 -- Batch: storage_creds_encryption_version integer
 -- Takes: queue text, depth_max bigint, key_ttl_ms bigint, channel text
--- Look-ups are written as single answers (LIMIT 1): as NOT EXISTS they may become a join that reads
--- all keys while the statistics still say that there are few.
+-- Lookups are scalar subqueries with LIMIT 1. The planner may turn NOT EXISTS into a join that reads all
+-- keys while the statistics still say that there are few.
 -- Returns: for each job that was stored its id and the time
 -- Clauses: I-1 I-2 I-3 I-4
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
-asked AS MATERIALIZED (SELECT given.* FROM clock, {batch}),
+requested AS MATERIALIZED (SELECT given.* FROM clock, {batch}),
 room AS MATERIALIZED (
   SELECT CASE WHEN :depth_max = 0 THEN 9223372036854775807 ELSE :depth_max - (
     SELECT count(*) FROM (
@@ -25,7 +25,7 @@ room AS MATERIALIZED (
 ),
 fitting AS MATERIALIZED (
   SELECT * FROM (
-    SELECT a.*, row_number() OVER (ORDER BY a.n) AS place FROM asked a
+    SELECT a.*, row_number() OVER (ORDER BY a.n) AS place FROM requested a
     WHERE (SELECT j.job_id FROM {jobs} j WHERE j.job_id = a.job_id LIMIT 1) IS NULL
       AND (a.idempotency_key = '' OR (SELECT k.job_id FROM idempotency_keys k
         WHERE k.queue = :queue AND k.requester_id = a.requester_id
@@ -61,24 +61,24 @@ stored AS (
   ON CONFLICT (job_id) DO NOTHING
   RETURNING job_id, due_ms, created_ms, task, gid, priority, max_attempts, payload_h
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, to_state, gid, priority, due_ms,
     max_attempts, payload_h, listed)
   SELECT :queue, job_id, 1, 'submit', created_ms, task, 'queued', gid, priority, due_ms,
     max_attempts, payload_h, false
   FROM stored
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
   SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM stored LIMIT 1) one
 )
-SELECT s.job_id, s.created_ms FROM stored s LEFT JOIN told ON true
+SELECT s.job_id, s.created_ms FROM stored s LEFT JOIN notified ON true
 
 -- name: lookup
--- Which stored job a job id, or an idempotency key of a requester, already stands for.
+-- The jobs that already have a job id, or an idempotency key of a requester.
 -- Batch: job_id text, requester_id text, idempotency_key text
 -- Takes: queue text
--- Returns: for each that is known its number, the job's id, the hash of the request that made it, and
---   the answer that was kept with the key
+-- Returns: for each that is known its number, the job's id, the hash of its request, and the response
+--   that is stored with the key
 -- Clauses: I-2 I-3
 SELECT a.n, coalesce(j.job_id, k.job_id) AS job_id, coalesce(j.request_hash, k.request_hash) AS request_hash,
   j.job_id IS NOT NULL AS by_id, k.response

@@ -1,10 +1,10 @@
--- Upkeep: what becomes due with time.
+-- Upkeep: changes that become due with time.
 
--- name: chores
--- Whether upkeep has something to do, looked at without a lock.
+-- name: upkeep_needed
+-- Whether upkeep has something to do, read without a lock.
 -- Takes: queue text
--- Returns: whether a lease ran out, a job is due or past its time; whether a job is in `failed`;
---   whether an event is held back
+-- Returns: whether a lease expired, a job is due or past its time to live; whether a job is in `failed`;
+--   whether an event waits for an earlier one
 -- Clauses: I-10 I-12
 SELECT EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
     AND lease_expires_at < c.now_ms)
@@ -12,14 +12,14 @@ SELECT EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
     AND due_ms > 0 AND due_ms <= c.now_ms)
   OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND expires_ms > 0
     AND expires_ms <= c.now_ms) AS overdue,
-  EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'failed') AS resting,
+  EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'failed') AS has_failed,
   {held_back} AS held_back
 FROM (SELECT {now} AS now_ms) c
 
 -- name: reap
--- Takes back leases that ran out: the job keeps its turn, or fails when no attempt or loss is left.
+-- Reclaims expired leases: the job keeps its turn, or fails if no attempt is left or too many leases were lost.
 -- Takes: queue text, lost_max integer, count integer
--- Returns: for each lease taken back whether its job failed: `decide` ends it
+-- Returns: for each reclaimed lease whether its job failed; `decide` ends it
 -- Clauses: I-10 I-14
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 lapsed AS MATERIALIZED (
@@ -49,7 +49,7 @@ reaped AS (
   RETURNING j.job_id, l.was, l.lease_was, l.holder, l.claimed_ms, l.fence, l.ends, j.ver,
     j.task, j.attempt_count, j.max_attempts, j.gid, j.priority, j.updated_ms
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, worker_id, prev_lease_until_ms, gid, priority, max_attempts)
   SELECT :queue, job_id, ver, 'reap', updated_ms, task, was,
@@ -57,7 +57,7 @@ noted AS (
     priority, max_attempts
   FROM reaped ORDER BY job_id
 ),
-kept AS (
+attempts AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h, error_code)
   SELECT job_id, fence, :queue, attempt_count, holder, claimed_ms, updated_ms, 'lost', '',
@@ -92,7 +92,7 @@ ended AS (
   RETURNING j.job_id, j.ver, j.task, j.attempt_count, j.claim_version, j.gid, j.priority,
     j.max_attempts, j.updated_ms
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, gid, priority, max_attempts, error_code)
   SELECT :queue, job_id, ver, 'fail', updated_ms, task, 'queued', 'failed', attempt_count,
@@ -102,7 +102,7 @@ noted AS (
 SELECT count(*) AS expired FROM ended
 
 -- name: promote
--- Puts jobs whose time has come into the queue, and events whose earlier events have ended.
+-- Makes delayed jobs claimable that are due.
 -- Takes: queue text, count integer, channel text
 -- Returns: how many
 -- Clauses: I-19 I-22
@@ -116,20 +116,20 @@ promoted AS (
   UPDATE {jobs} j SET ready = true FROM due d WHERE j.job_id = d.job_id AND j.status = 'queued'
   RETURNING j.job_id
 ),
-told AS MATERIALIZED (SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM promoted LIMIT 1) one)
-SELECT count(*) AS promoted FROM promoted LEFT JOIN told ON true
+notified AS MATERIALIZED (SELECT pg_notify(:channel, :queue) FROM (SELECT 1 FROM promoted LIMIT 1) one)
+SELECT count(*) AS promoted FROM promoted LEFT JOIN notified ON true
 
--- name: resting
--- The jobs in `failed` and wait for `decide`.
+-- name: failed_jobs
+-- The jobs in `failed`, which wait for `decide`.
 -- Takes: queue text, count integer
 -- Returns: their ids
 -- Clauses: I-6
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count
 
 -- name: unblock
--- Makes events claimable whose earlier events ended while they were being written.
+-- Makes events claimable whose earlier events ended while they were written.
 -- Takes: queue text, after bigint, count integer
--- Returns: how many, and the last turn that was looked at (0 when there are no later ones)
+-- Returns: how many, and the last number that was checked (0 if there are no later ones)
 -- Clauses: I-22
 WITH window_ AS MATERIALIZED (
   SELECT j.job_id, j.seq FROM {jobs} j
@@ -151,10 +151,10 @@ SELECT (SELECT count(*) FROM freed) AS freed,
 FROM window_
 
 -- name: prune
--- Removes jobs that ended long ago with all that belongs to them; a tombstone answers for each.
+-- Removes jobs that ended long ago, with their attempts and keys, and leaves a tombstone for each.
 -- Takes: queue text, keep_ms bigint, after bigint, count integer
--- Returns: how many went, and the last position that was looked at (0 when all later jobs are young)
--- The keys of a job are found by the index of jobs, which has the collation of its database.
+-- Returns: how many, and the last position that was checked (0 if all later jobs are too young)
+-- COLLATE "default" lets the index of keys by job be used, which has the collation of the database.
 -- Clauses: I-23 I-34
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 window_ AS MATERIALIZED (
@@ -165,8 +165,8 @@ window_ AS MATERIALIZED (
       ORDER BY seq LIMIT :count) own
     UNION ALL
     SELECT * FROM (
-      SELECT job_id || '.' || told, seq, ts_ms FROM job_journal
-      WHERE queue = {told_by} AND told > 0 AND seq > :after AND seq <= :after + {span}
+      SELECT job_id || '.' || event_number, seq, ts_ms FROM job_journal
+      WHERE queue = {inbox_queue} AND event_number > 0 AND seq > :after AND seq <= :after + {span}
       ORDER BY seq LIMIT :count) steps
   ) pages ORDER BY seq LIMIT :count
 ),
@@ -195,7 +195,7 @@ tombs AS (
   SELECT g.job_id, :queue, g.requester_id, c.now_ms FROM gone g, clock c
   ON CONFLICT (job_id, queue) DO NOTHING
 ),
-noted AS (
+journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, attempt, fence,
     prev_fence, data)
   SELECT :queue, g.job_id, g.ver + 1, 'remove', c.now_ms, g.task, g.status, g.attempt_count,
@@ -210,8 +210,8 @@ SELECT (SELECT count(*) FROM gone) AS pruned,
 FROM window_ w
 
 -- name: trim
--- Removes what has expired: expired idempotency keys of ended jobs, old tombstones, tickets, workers
--- that went.
+-- Removes expired idempotency keys of ended jobs, old tombstones and tickets, and workers without a recent
+-- heartbeat.
 -- Takes: queue text, tombstone_ms bigint
 -- Returns: nothing
 -- Clauses: I-3 I-24
@@ -229,10 +229,10 @@ workers AS (DELETE FROM job_workers w USING clock c
 SELECT 1 FROM clock
 
 -- name: trim_journal
--- Forgets the oldest journal rows, but the submit of a job or event that is still there: it lists it; and
--- what a reader has not kept elsewhere, until that is older than `unread_ms`.
+-- Removes the oldest journal rows, except the submits of jobs and events that still exist, which list them,
+-- and rows that a reader has not captured, unless they are older than `unread_ms`.
 -- Takes: queue text, journal_ms bigint, unread_ms bigint, after bigint, count integer
--- Returns: how many went, and the last position that was looked at (0 when all later rows stay)
+-- Returns: how many, and the last position that was checked (0 if all later rows stay)
 -- Clauses: I-24
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 readers AS MATERIALIZED (
@@ -240,17 +240,17 @@ readers AS MATERIALIZED (
   WHERE queue IN (:queue, :queue || '/outbox') GROUP BY queue
 ),
 window_ AS MATERIALIZED (
-  SELECT seq, job_id, type, ts_ms, told FROM job_journal
+  SELECT seq, job_id, type, ts_ms, event_number FROM job_journal
   WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count
 ),
 trimmed AS (
   DELETE FROM job_journal n USING window_ w, clock c
   WHERE n.queue = :queue AND n.seq = w.seq AND w.ts_ms < c.now_ms - :journal_ms
     AND (w.ts_ms < c.now_ms - :unread_ms OR (SELECT r.position FROM readers r
-      WHERE r.position < w.seq AND (r.queue = :queue OR w.told > 0) LIMIT 1) IS NULL)
+      WHERE r.position < w.seq AND (r.queue = :queue OR w.event_number > 0) LIMIT 1) IS NULL)
     AND (w.type <> 'submit' OR (SELECT j.seq FROM {jobs} j WHERE j.job_id = w.job_id LIMIT 1) IS NULL)
-    AND (w.told = 0 OR (SELECT e.seq FROM job_outbox_events e
-      WHERE e.job_id = w.job_id || '.' || w.told LIMIT 1) IS NULL)
+    AND (w.event_number = 0 OR (SELECT e.seq FROM job_outbox_events e
+      WHERE e.job_id = w.job_id || '.' || w.event_number LIMIT 1) IS NULL)
   RETURNING n.seq
 )
 SELECT (SELECT count(*) FROM trimmed) AS trimmed,
@@ -260,8 +260,8 @@ SELECT (SELECT count(*) FROM trimmed) AS trimmed,
     ELSE max(w.seq) END AS last
 FROM window_ w
 
--- name: beat
--- Says that a worker is alive, and how many jobs it runs at once; 0 says nothing of that.
+-- name: heartbeat
+-- Stores that a worker is alive, and how many jobs it runs at once (0: unchanged).
 -- Takes: queue text, worker_id text, slots integer
 -- Returns: nothing
 -- Clauses: I-25

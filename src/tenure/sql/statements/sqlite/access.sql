@@ -1,7 +1,7 @@
 -- Keys, sessions, tickets and the audit log of the gateway.
 
 -- name: key_add
--- Keeps an API key: all but its secret, of which a hash is kept.
+-- Stores an API key, with a hash instead of its secret.
 -- Takes: key_id text, name text, scopes text, secret_h text, ttl_ms bigint
 -- Returns: when it was made
 -- Clauses: I-44
@@ -17,7 +17,7 @@ SELECT created_ms, expires_ms FROM api_keys WHERE key_id = :key_id;
 SELECT key_id, name, scopes, secret_h, created_ms, expires_ms, last_used_ms, quota FROM api_keys WHERE key_id = :key_id;
 
 -- name: key_limit
--- Gives an API key other numbers for what it may ask for.
+-- Sets the quota of an API key.
 -- Takes: key_id text, quota text
 -- Returns: a row if there is such a key
 -- Clauses: I-44
@@ -30,7 +30,7 @@ UPDATE api_keys SET quota = :quota WHERE key_id = :key_id RETURNING key_id;
 SELECT key_id, name, scopes, secret_h, created_ms, expires_ms, last_used_ms, quota FROM api_keys ORDER BY created_ms, key_id;
 
 -- name: key_revoke
--- Takes an API key away, and ends its sessions.
+-- Deletes an API key and ends its sessions.
 -- Takes: key_id text
 -- Returns: how many keys there were
 -- Clauses: I-44
@@ -39,14 +39,14 @@ DELETE FROM api_keys WHERE key_id = :key_id;
 SELECT changes() AS gone;
 
 -- name: key_touch
--- Notes that an API key was used.
+-- Stores when an API key was last used.
 -- Takes: key_id text
 -- Returns: nothing
 -- Clauses: I-44
 UPDATE api_keys SET last_used_ms = :now_ms WHERE key_id = :key_id;
 
 -- name: session_add
--- Keeps a session, as a hash; forgets those that are over, and the oldest of a key beyond so many.
+-- Stores a session, as a hash; removes expired ones, and the oldest of its key beyond `others`.
 -- Takes: session_h text, key_id text, ttl_ms bigint, idle_ms bigint, others bigint
 -- Returns: nothing
 -- Clauses: I-44
@@ -66,7 +66,7 @@ DELETE FROM api_sessions WHERE session_h = :session_h OR key_id = :key_id;
 SELECT changes() AS gone;
 
 -- name: session_find
--- Sessions that are not over: one by its hash, or all for an empty one.
+-- Live sessions: one by its hash, or all for an empty hash.
 -- Takes: session_h text
 -- Returns: their rows, oldest first, and how long ago each was used
 -- Clauses: I-44
@@ -76,23 +76,23 @@ WHERE (:session_h = '' OR session_h = :session_h) AND expires_ms > :now_ms AND s
 ORDER BY created_ms;
 
 -- name: session_touch
--- Notes that a session was used.
+-- Stores when a session was last used.
 -- Takes: session_h text
 -- Returns: nothing
 -- Clauses: I-44
 UPDATE api_sessions SET seen_ms = :now_ms WHERE session_h = :session_h;
 
 -- name: ticket_add
--- Keeps a ticket, as a hash, for one use within its time.
+-- Stores a ticket, as a hash, for one use before it expires.
 -- Takes: ticket_h text, caller text, ttl_ms bigint
 -- Returns: nothing
 -- Clauses: I-44
 INSERT INTO api_tickets (ticket_h, caller, expires_ms) VALUES (:ticket_h, :caller, :now_ms + :ttl_ms);
 
 -- name: ticket_take
--- Spends a ticket.
+-- Uses a ticket up.
 -- Takes: ticket_h text
--- Returns: whose it was, while it was good
+-- Returns: its caller, if it had not expired
 -- Clauses: I-44
 DELETE FROM temp.spent;
 INSERT INTO temp.spent SELECT caller FROM api_tickets WHERE ticket_h = :ticket_h AND expires_ms > :now_ms;
@@ -100,10 +100,10 @@ DELETE FROM api_tickets WHERE ticket_h = :ticket_h;
 SELECT caller FROM temp.spent;
 
 -- name: audit_add
--- Writes down an action of a person under the next number of the chain, and forgets the oldest up to a
--- place. A number that another gateway has taken meanwhile writes nothing.
+-- Appends an entry to the audit log under the next number of the chain, and removes the oldest entries. If
+-- another gateway has taken the number, nothing is written.
 -- Takes: number bigint, prev text, hash text, entry text, pruned bigint
--- Returns: the place of the entry; no row when the number was taken
+-- Returns: the position of the entry; no row if the number was taken
 -- Clauses: I-44
 INSERT INTO audit_log (number, prev, hash, entry) SELECT :number, :prev, :hash, :entry
 WHERE true ON CONFLICT (number) DO NOTHING;
@@ -112,8 +112,8 @@ AND EXISTS (SELECT 1 FROM audit_log WHERE number = :number AND hash = :hash);
 SELECT seq FROM audit_log WHERE number = :number AND hash = :hash;
 
 -- name: audit_head
--- Where the chain of the audit log ends, and how many entries there are: at the largest number whose next
--- one is free, so that a number at the end of the range does not end the log.
+-- The end of the audit chain, and how many entries there are. The chain ends at the largest number whose
+-- successor is free, so that an entry at the end of the number range does not stop the log.
 -- Returns: one row
 -- Clauses: I-44
 WITH head AS (
@@ -128,14 +128,14 @@ SELECT
   (SELECT count(*) FROM audit_log) AS size;
 
 -- name: audit_list
--- Actions of people, newest first.
+-- Audit entries, newest first.
 -- Takes: through bigint, count integer
 -- Returns: a row each
 -- Clauses: I-44
 SELECT seq, number, prev, hash, entry FROM audit_log WHERE seq <= :through ORDER BY seq DESC LIMIT :count;
 
 -- name: audit_read
--- Actions of people, oldest first.
+-- Audit entries, oldest first.
 -- Takes: after bigint, count integer
 -- Returns: a row each
 -- Clauses: I-44

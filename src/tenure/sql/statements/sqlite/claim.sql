@@ -1,7 +1,7 @@
--- Claiming leases, and what their holders do before the end: extend, report.
+-- Claims, and what the holder of a lease may do before it settles: extend, report.
 
 -- name: claim
--- Takes leases on the jobs whose turn it is: one update, its attempt counted, its event in the journal.
+-- Takes leases on the next jobs: writes the lease, counts the attempt and appends to the journal.
 -- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
 -- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
@@ -33,12 +33,12 @@ SET status = 'claimed', passed = '', ready = 0, due_ms = 0, worker_id = :worker_
   attempt_count = attempt_count + 1, ver = ver + 1, updated_ms = :now_ms{count_event}
 WHERE j.seq IN (SELECT seq FROM temp.taking);
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
-  prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, told)
+  prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, event_number)
 SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j.attempt_count,
   j.claim_version, j.claim_version - 1, :token_h, :worker_id, j.lease_expires_at, j.gid, j.priority,
-  j.max_attempts, {told}
+  j.max_attempts, {event_number}
 FROM temp.taking h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.turn;
-{tell_taken}
+{events_of_taken}
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms,
   :share > 0 AND EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready) AS left_some, t.job_id, t.task,
   t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
@@ -48,9 +48,9 @@ LEFT JOIN (SELECT j.*, c.turn FROM temp.taking c JOIN {jobs} j ON j.seq = c.seq)
 ORDER BY t.turn;
 
 -- name: recover
--- The leases that a claim took whose answer was lost: found by the hashes of the tokens it had.
+-- The leases of claims whose answers were lost, found by the hashes of their tokens.
 -- Takes: queue text, token_hs text[], count integer
--- Returns: the time and a lease on each row
+-- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT :now_ms AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
   lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
@@ -62,10 +62,11 @@ ORDER BY priority, seq
 LIMIT :count;
 
 -- name: extend
--- Keeps leases: all of them with `always`, else those of which less than two thirds are left.
+-- Extends leases: with `always` all of them, else those of which less than two thirds are left.
 -- Batch: job_id text, fence bigint, token_h text
 -- Takes: queue text, lease_ms bigint, always boolean
--- Returns: for each lease that is still held its number, its end, the time, and whether to cancel
+-- Returns: for each lease that is still held its number, when it expires, the time, and whether a cancel
+--   was requested
 -- Clauses: I-11 I-14 P-11
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, mark)
@@ -88,7 +89,7 @@ FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND j.lease_expires_at > 0;
 
 -- name: report
--- Publishes news of running attempts; a report that names a stage moves the job there.
+-- Stores reports of running attempts; a report that names a stage moves the job to it.
 -- Batch: job_id text, fence bigint, token_h text, type text, step text, data text, progress text
 -- Batch: stage text
 -- Takes: queue text
@@ -126,7 +127,7 @@ WHERE m.becomes IS NOT NULL ORDER BY m.n;
 SELECT n, was, coalesce(becomes, '') AS becomes FROM temp.news;
 
 -- name: refuse
--- Notes that stale holders were told so; nothing changes.
+-- Records in the journal that writes under lost leases were refused. No job changes.
 -- Batch: job_id text, fence bigint, token_h text, worker_id text
 -- Takes: queue text, operation text
 -- Returns: for each refusal its number and what the job is now (nothing for a job that this queue does not have)
@@ -136,6 +137,6 @@ INSERT INTO job_journal (queue, job_id, type, ts_ms, task, from_state, to_state,
 SELECT :queue, a.job_id, 'reject', :now_ms, coalesce(j.task, ''), coalesce(j.status, ''),
   coalesce(j.status, ''), coalesce(j.attempt_count, 0), a.fence, coalesce(j.claim_version, 0),
   a.token_h, a.worker_id, 'lease_lost', :operation
-FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue; -- made-up ids leave nothing
+FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue; -- an unknown id writes nothing
 SELECT a.n, j.status, j.claim_version FROM {batch} a
   LEFT JOIN {jobs} j ON j.job_id = a.job_id AND j.queue = :queue;

@@ -1,7 +1,7 @@
 -- Sealed credentials and webhook secrets.
 
 -- name: creds_read
--- The sealed credentials of a job, for whoever holds its lease.
+-- The sealed credentials of a job, for the holder of its lease.
 -- Takes: job_id text, fence bigint, token_h text
 -- Returns: one row while the lease is held
 -- Clauses: I-42
@@ -11,7 +11,7 @@ FROM {jobs}
 WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h AND lease_expires_at > 0;
 
 -- name: creds_replace
--- Puts newer credentials in place for the holder of the lease, all columns and the version at once.
+-- Replaces the credentials for the holder of the lease, all columns and the version at once.
 -- Takes: job_id text, fence bigint, token_h text, seen_version integer, encrypted bytea
 -- Takes: dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: whether the version was still the one that was seen
@@ -25,7 +25,7 @@ WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h A
 SELECT changes() AS changed;
 
 -- name: creds_put
--- Puts newer credentials in place for the requester of an unfinished job.
+-- Replaces the credentials for the requester of an unfinished job.
 -- Takes: job_id text, requester_id text, seen_version integer, encrypted bytea
 -- Takes: dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: whether the version was still the one that was seen
@@ -39,7 +39,7 @@ WHERE job_id = :job_id AND requester_id = :requester_id AND credential_version =
 SELECT changes() AS changed;
 
 -- name: creds_keep
--- Notes whether a queue keeps the sealed credentials of jobs that have ended.
+-- Stores whether a queue keeps the sealed credentials of ended jobs.
 -- Takes: queue text, kept boolean
 -- Returns: nothing
 -- Clauses: I-72
@@ -47,18 +47,18 @@ INSERT INTO job_queues (queue, keep_credentials) VALUES (:queue, :kept)
 ON CONFLICT (queue) DO UPDATE SET keep_credentials = excluded.keep_credentials;
 
 -- name: creds_count
--- Counts a credential refresh of the job whose lease is held; a counter of its own.
+-- Counts a credential refresh of a job, for the holder of its lease.
 -- Takes: job_id text, fence bigint, token_h text
--- Returns: the sum, in one row while the lease is held
+-- Returns: the count, in one row while the lease is held
 -- Clauses: I-39 I-42
 UPDATE {jobs} SET credential_refresh_count = credential_refresh_count + 1
 WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h AND lease_expires_at > 0;
 SELECT credential_refresh_count AS refreshes FROM {jobs} WHERE job_id = :job_id AND claim_version = :fence AND lease_token_h = :token_h AND lease_expires_at > 0;
 
 -- name: creds_page
--- Wrapped keys under another key than this one: of jobs and of webhook secrets, in the order of names.
+-- Data keys that are wrapped by another key than this one: of jobs and of webhook secrets, by name.
 -- Takes: kek_id text, after text, count integer
--- Returns: their rows, without what is encrypted
+-- Returns: their rows, without the encrypted data
 -- Clauses: I-42 I-43
 SELECT * FROM (
   SELECT * FROM (
@@ -76,7 +76,7 @@ SELECT * FROM (
 ORDER BY job_id LIMIT :count;
 
 -- name: creds_swap
--- Moves wrapped keys to another key where nothing changed since they were read.
+-- Rewraps data keys, if they have not changed since they were read.
 -- Batch: job_id text, credential_version integer, kek_id text, dek_wrapped bytea, new_kek_id text
 -- Batch: new_dek_wrapped bytea
 -- Returns: how many
@@ -95,7 +95,7 @@ INSERT INTO temp.moved SELECT changes();
 SELECT sum(rows) AS changed FROM temp.moved;
 
 -- name: creds_counts
--- How many wrapped keys are under which key: of jobs, and of webhook secrets.
+-- How many data keys each key wraps: of jobs and of webhook secrets.
 -- Returns: a row for each key
 -- Clauses: I-42 I-43
 SELECT kek_id, count(*) AS jobs FROM (
@@ -104,7 +104,7 @@ SELECT kek_id, count(*) AS jobs FROM (
 GROUP BY kek_id;
 
 -- name: secret_add
--- Adds a requester's newest webhook secret; older ones stay live for a while, so that receivers can move.
+-- Adds a requester's new webhook secret; older ones stay live for a while, so that receivers can switch.
 -- Takes: requester_id text, name text, encrypted bytea, dek_wrapped bytea, kek_id text
 -- Takes: encryption_version integer, overlap_ms bigint
 -- Returns: nothing
@@ -116,7 +116,7 @@ INSERT INTO webhook_secrets (requester_id, name, secret, encrypted, dek_wrapped,
 VALUES (:requester_id, :name, '', :encrypted, :dek_wrapped, :kek_id, :encryption_version, :now_ms);
 
 -- name: secret_seal
--- Puts what is sealed in the place of what lies open.
+-- Replaces a plain webhook secret by a sealed one.
 -- Takes: name text, encrypted bytea, dek_wrapped bytea, kek_id text, encryption_version integer
 -- Returns: nothing
 -- Clauses: I-43
@@ -135,7 +135,7 @@ WHERE requester_id = :requester_id AND (expires_ms = 0 OR expires_ms > :now_ms)
 ORDER BY id DESC LIMIT 2;
 
 -- name: secrets_plain
--- Webhook secrets from before they were sealed.
+-- Webhook secrets that are stored unsealed.
 -- Takes: count integer
 -- Returns: their rows
 -- Clauses: I-43

@@ -1,9 +1,9 @@
 -- Statements that only this engine has.
 
 -- name: peek
--- What a claim would find, looked at without the right to write: a line that is empty costs nobody.
+-- What a claim would find, read without the write lock: an idle claimer does not block writers.
 -- Takes: queue text
--- Returns: the answer of a claim that took nothing, and whether a claim would find something to do
+-- Returns: the answer of a claim that took nothing, and whether a claim would find work
 -- Clauses: I-12
 SELECT :now_ms AS now_ms, p.paused, 0 AS overdue, coalesce((SELECT due_ms FROM {jobs}
     WHERE queue = :queue AND due_ms > 0 AND status = 'queued' AND NOT ready
@@ -19,7 +19,7 @@ SELECT :now_ms AS now_ms, p.paused, 0 AS overdue, coalesce((SELECT due_ms FROM {
 FROM (SELECT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0) AS paused) p;
 
 -- name: temp_tables
--- Tables of one connection, in memory: what the statements of an operation hand to each other.
+-- Temporary tables of one connection, in which the statements of an operation pass rows to each other.
 CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
 CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
 CREATE TEMP TABLE taking (turn INTEGER PRIMARY KEY, seq, was);
@@ -38,42 +38,42 @@ CREATE TEMP TABLE window_ (seq INTEGER PRIMARY KEY, ts_ms, goes);
 CREATE TEMP TABLE spent (caller);
 CREATE TEMP TABLE moved (rows);
 
--- The queues for which this transaction has work, whichever statement or trigger made it: who waits
--- for one of them is woken after the commit. A job that is not due counts: it changes until when.
-CREATE TEMP TABLE fed (queue TEXT PRIMARY KEY) WITHOUT ROWID;
--- @for box in inbox_jobs job_outbox_events plane_jobs
-CREATE TEMP TRIGGER {box}_fed AFTER INSERT ON main.{box}
+-- The queues for which this transaction made work, by any statement or trigger. Their claimers are woken
+-- after the commit. A delayed job counts too: it changes how long they wait.
+CREATE TEMP TABLE queues_with_work (queue TEXT PRIMARY KEY) WITHOUT ROWID;
+-- @for table in inbox_jobs job_outbox_events plane_jobs
+CREATE TEMP TRIGGER {table}_fed AFTER INSERT ON main.{table}
 BEGIN
-  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+  INSERT OR IGNORE INTO queues_with_work VALUES (NEW.queue);
 END;
-CREATE TEMP TRIGGER {box}_fed_again AFTER UPDATE OF status, ready ON main.{box}
+CREATE TEMP TRIGGER {table}_fed_again AFTER UPDATE OF status, ready ON main.{table}
 WHEN NEW.status = 'queued' AND (NEW.ready > OLD.ready OR OLD.status <> 'queued')
 BEGIN
-  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+  INSERT OR IGNORE INTO queues_with_work VALUES (NEW.queue);
 END;
 -- @end
 CREATE TEMP TRIGGER job_queues_resumed AFTER UPDATE OF paused ON main.job_queues
 WHEN OLD.paused AND NOT NEW.paused
 BEGIN
-  INSERT OR IGNORE INTO fed VALUES (NEW.queue);
+  INSERT OR IGNORE INTO queues_with_work VALUES (NEW.queue);
 END;
 
 -- name: repair_counters
--- Lets tables count on after another program moved their AUTOINCREMENT, or rows, to 2^62 or beyond: at the
--- largest number every insert is "database or disk is full". Such rows follow the others, in their order.
+-- Repairs tables whose AUTOINCREMENT or rows another program moved to 2^62 or beyond: at the largest number
+-- every insert fails with "database or disk is full". Such rows are renumbered after the others, in order.
 
 UPDATE journal_readers SET position = (SELECT coalesce(max(seq), 0) FROM job_journal WHERE seq < 4611686018427387904)
   + (SELECT count(*) FROM job_journal WHERE seq BETWEEN 4611686018427387904 AND position)
 WHERE position >= 4611686018427387904;
 
--- @for box in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
-UPDATE {box} SET seq = moved.place FROM (
+-- @for table in inbox_jobs job_outbox_events plane_jobs job_journal audit_log
+UPDATE {table} SET seq = moved.place FROM (
   SELECT seq AS wild, row_number() OVER (ORDER BY seq)
-    + (SELECT coalesce(max(seq), 0) FROM {box} WHERE seq < 4611686018427387904) AS place
-  FROM {box} WHERE seq >= 4611686018427387904) moved
+    + (SELECT coalesce(max(seq), 0) FROM {table} WHERE seq < 4611686018427387904) AS place
+  FROM {table} WHERE seq >= 4611686018427387904) moved
 WHERE seq = moved.wild;
-UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(seq), 0) FROM {box})
-WHERE name = '{box}' AND seq >= 4611686018427387904;
+UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(seq), 0) FROM {table})
+WHERE name = '{table}' AND seq >= 4611686018427387904;
 -- @end
 
 UPDATE webhook_secrets SET id = moved.place FROM (

@@ -1,5 +1,5 @@
--- Text that several statements share, or that differs between the job tables: `-- name: x [table]` is the
--- variant of one table. A fragment without a variant for a table and without a default is empty there.
+-- Text that several statements share, or that differs between the job tables. `-- name: x [table]` is the
+-- variant for one table. A fragment with neither a variant for a table nor a default is empty there.
 
 -- name: running
 ('claimed', 'fetching', 'processing', 'uploading')
@@ -8,7 +8,7 @@
 ''
 
 -- name: response [inbox_jobs]
--- The answer that is kept with an idempotency key.
+-- The response that is stored with an idempotency key.
 '{"job_id":"' || job_id || '","status":"queued"}'
 
 -- name: held_back
@@ -19,8 +19,8 @@ EXISTS (SELECT 1 FROM job_outbox_events WHERE queue = :queue
  AND status = 'queued' AND NOT ready AND due_ms = 0)
 
 -- name: known_attempt
--- Some contracts write the row of an attempt with its claim; and a row that another program put there must
--- not stop the other jobs of the batch.
+-- The plane inserts the row of an attempt at its claim. Also, a row that another program inserted must
+-- not fail the other jobs of the batch.
 WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
     (attempt, worker_id, claimed_ms, ended_ms, verdict, outcome_h, error_code, error, due_ms)
     = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
@@ -30,13 +30,13 @@ WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
 true
 
 -- name: in_turn [job_outbox_events]
--- An event waits for the earlier events of its job, whatever its flag says.
+-- An event waits for the earlier events of its job, even if `ready` is set.
 (SELECT earlier.seq FROM job_outbox_events earlier WHERE earlier.gid = j.gid
  AND earlier.seq < j.seq AND earlier.status NOT IN ('succeeded', 'dead_letter')
  LIMIT 1) IS NULL
 
 -- name: share
--- A requester has no more jobs at once than its quota, nor all the slots of a worker.
+-- A requester runs at most its quota of jobs, and at most its share of one worker's slots.
 (j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM inbox_jobs r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.lease_expires_at > 0 AND r.status IN {running}
@@ -49,21 +49,21 @@ job_journal
 
 -- name: history [job_outbox_events]
 -- The rows of one event: its own, and that of the step it tells of, which is its submit.
--- The queue is compared as a text that no index has: the rows of a job are few, those of a queue many.
+-- `queue || ''` keeps the planner from using an index on the queue: a job has few rows, a queue many.
 -- Clauses: I-31
 (
   SELECT seq, queue || '' AS queue, job_id, ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
   FROM job_journal WHERE job_id = :job_id
   UNION ALL
-  SELECT seq, queue || '/' || 'outbox', job_id || '.' || told, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
+  SELECT seq, queue || '/' || 'outbox', job_id || '.' || event_number, 1, 'submit', ts_ms, 'queued', 0, NULL, NULL,
     NULL, ''
   FROM job_journal
   WHERE job_id = substr(rtrim(:job_id, '0123456789'), 1, length(rtrim(:job_id, '0123456789')) - 1)
-    AND told > 0
+    AND event_number > 0
 ) AS history
 
 -- name: release_next
--- The end of an event makes the next event of its job ready, in the same step.
+-- The end of an event makes the next event of its job ready in the same step.
 UPDATE job_outbox_events SET ready = 1 WHERE seq IN (
   SELECT min(x.seq) FROM temp.{moved} h
   JOIN job_outbox_events d ON d.{key} = h.{key} AND d.status IN ('succeeded', 'dead_letter')
@@ -77,8 +77,8 @@ UPDATE job_outbox_events SET ready = 1 WHERE seq IN (
 -- name: after_decide [job_outbox_events]
 {release_next: moved=chosen; key=job_id}
 
--- name: tell
--- The events of the jobs that were just moved: rows of `{moved}`. They wait behind earlier ones.
+-- name: write_events
+-- Writes the events of the jobs that were just moved: the rows of `{moved}`. They wait for earlier events.
 -- Clauses: I-36 I-37
 INSERT INTO job_outbox_events (job_id, queue, task, gid, requester_id, max_attempts, ready,
   created_ms, updated_ms, status_webhook_url, trace, payload)
@@ -100,21 +100,21 @@ FROM {moved} h JOIN inbox_jobs j ON j.{key} = h.{key}
 WHERE j.status_webhook_url IS NOT NULL ORDER BY h.{order}
 ON CONFLICT (job_id) DO NOTHING;
 
--- name: tell_taken [inbox_jobs]
-{tell: moved=temp.taking; key=seq; order=turn}
+-- name: events_of_taken [inbox_jobs]
+{write_events: moved=temp.taking; key=seq; order=turn}
 
--- name: tell_ended [inbox_jobs]
-{tell: moved=temp.ending; key=seq; order=n}
+-- name: events_of_ended [inbox_jobs]
+{write_events: moved=temp.ending; key=seq; order=n}
 
--- name: tell_decided [inbox_jobs]
-{tell: moved=temp.chosen; key=job_id; order=n}
+-- name: events_of_decided [inbox_jobs]
+{write_events: moved=temp.chosen; key=job_id; order=n}
 
 -- name: count_event [inbox_jobs]
--- A statement that counts the event of a step writes the event too.
+-- Used only by statements that also write the event.
 , event_count = j.event_count + (j.status_webhook_url IS NOT NULL)
 
--- name: told
+-- name: event_number
 0
 
--- name: told [inbox_jobs]
+-- name: event_number [inbox_jobs]
 CASE WHEN j.status_webhook_url IS NULL THEN 0 ELSE j.event_count END

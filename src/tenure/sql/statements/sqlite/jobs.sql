@@ -12,9 +12,9 @@ SELECT job_id, queue, task, status, payload, result, error, attempt_count, max_a
 FROM {jobs} WHERE job_id = :job_id;
 
 -- name: find
--- Jobs of a queue from a position of the journal down to another one, newest first.
+-- Jobs of a queue between two positions of the journal, newest first.
 -- Takes: queue text, before bigint, least bigint, count integer
--- Returns: the position of each submit, with the job's row where there still is one
+-- Returns: the position of each submit, and the job's row if it still exists
 -- Clauses: I-30
 SELECT e.seq AS position, j.job_id, j.queue, j.task, j.status, j.payload, j.result, j.error,
   j.attempt_count, j.max_attempts, j.claim_version, j.created_ms, j.updated_ms, j.due_ms,
@@ -36,14 +36,14 @@ LEFT JOIN {jobs} j ON j.job_id = e.job_id AND j.created_ms = e.ts_ms
 ORDER BY e.seq DESC;
 
 -- name: pruned
--- Whether a job was here and was kept long enough.
+-- Whether a job existed and was removed after its retention time.
 -- Takes: job_id text, queue text
--- Returns: whose it was, or nothing
+-- Returns: its requester, or nothing
 -- Clauses: I-34
 SELECT requester_id, pruned_ms FROM pruned_jobs WHERE job_id = :job_id AND queue = :queue;
 
 -- name: attempts
--- The attempts at a job, oldest first: those of the plane from their claims on, others when they ended.
+-- The attempts at a job, oldest first. Running attempts are included for the plane only.
 -- Takes: job_id text
 -- Returns: their rows
 -- Clauses: I-30
@@ -54,9 +54,9 @@ WHERE j.job_id = :job_id ORDER BY t.claim_version;
 
 -- name: events
 -- The events of one job after a version, oldest first. An id may be used again after its job was removed:
--- what was before that is not of this job, and perhaps another requester's.
+-- earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which their news reach so many bytes
+-- Returns: their rows, up to the one with which the reports reach so many bytes
 -- Clauses: I-31
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code,
@@ -64,7 +64,7 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
 FROM {history}
 WHERE queue = :queue AND job_id = :job_id AND ver > :after AND type NOT IN ('extend', 'remove')
   AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
-    -- Not by the index of the queue: its whole history would be read.
+    -- `queue || ''` prevents the index on the queue, which would read its whole history.
     WHERE r.job_id = :job_id AND r.queue || '' = :queue AND r.type = 'remove'), 0)
 ORDER BY ver LIMIT :count
 ) page
@@ -78,7 +78,7 @@ WHERE bytes_before < :bytes ORDER BY ver;
 SELECT status, count(*) AS jobs FROM {jobs} WHERE queue = :queue GROUP BY status;
 
 -- name: summary
--- What else is to be known of a queue: paused, how long its oldest job waits, who works.
+-- Whether a queue is paused, how long its oldest job waits, and how many workers it has.
 -- Takes: queue text
 -- Returns: one row
 -- Clauses: I-25
@@ -91,7 +91,7 @@ SELECT :now_ms AS now_ms,
     UNION SELECT worker_id FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0)) AS workers;
 
 -- name: unfinished
--- How many jobs of one requester have not ended, counted up to a number.
+-- How many jobs of one requester have not ended, counted up to `most`.
 -- Takes: queue text, requester text, most integer
 -- Returns: the number
 -- Clauses: I-25
@@ -106,15 +106,15 @@ SELECT count(*) AS jobs FROM (
   LIMIT :most);
 
 -- name: workers
--- Who works on a queue, those included that have nothing to do.
+-- The workers of a queue, including idle ones.
 -- Takes: queue text
--- Returns: a row for each worker that was heard of lately
+-- Returns: a row for each worker that sent a heartbeat lately
 -- Clauses: I-25
 SELECT worker_id, seen_ms, slots FROM job_workers
 WHERE queue = :queue AND seen_ms > :now_ms - 15000 ORDER BY worker_id;
 
 -- name: probe
--- Writes what is there already, to find out whether the database takes writes.
+-- Checks whether the database accepts writes, by a write that changes nothing.
 -- Takes: queue text
 -- Returns: nothing
 -- Clauses: I-29
@@ -122,7 +122,7 @@ INSERT INTO job_queues (queue) VALUES (:queue)
 ON CONFLICT (queue) DO UPDATE SET paused = job_queues.paused;
 
 -- name: pause
--- Stops or resumes handing out leases; waits for claims under way.
+-- Stops or resumes handing out leases; waits for running claims.
 -- Takes: queue text, paused boolean, channel text
 -- Returns: nothing
 -- Clauses: I-29
@@ -133,8 +133,8 @@ INSERT INTO job_queues (queue, paused) VALUES (:queue, :paused)
 ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused;
 
 -- name: cancel
--- Fails waiting jobs, by the only walk that the table has for them, and marks running ones for their
--- holders; `decide` ends what failed.
+-- Fails waiting jobs (by way of `claimed`, the only permitted transition) and marks running ones for their
+-- holders; `decide` ends the failed ones.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each known job its number and the state that was found
@@ -159,8 +159,8 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id WHERE c.was = 'queued';
 SELECT n, was FROM temp.chosen;
 
 -- name: reopen
--- Begins ended jobs anew: the old row goes and a fresh one takes its id and claim version. It is
--- no transition, since the table has none out of an end.
+-- Restarts ended jobs: a new row replaces the old one and takes its id and claim version. It is not an
+-- update, because the transition table permits none out of a final state.
 -- Batch: job_id text
 -- Takes: queue text, channel text
 -- Returns: for each known job its number and the state that was found
@@ -188,7 +188,7 @@ WHERE c.was IN ('succeeded', 'dead_letter');
 SELECT n, was FROM temp.chosen;
 
 -- name: remove
--- Deletes jobs that nobody runs, with all that belongs to them.
+-- Deletes jobs that are not running, with their attempts and keys.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each known job its number and the state that was found

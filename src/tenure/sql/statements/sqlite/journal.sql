@@ -26,7 +26,7 @@ FROM (
 ORDER BY seq LIMIT :count;
 
 -- name: journal_at
--- The last step of a queue at or before a position, and when it was: for a search by time.
+-- The last step of a queue at or before a position, and its time; for a search by time.
 -- Takes: queue text, seq bigint
 -- Returns: one row, or none
 -- Clauses: I-32
@@ -44,19 +44,19 @@ SELECT seq, ts_ms FROM (
 ORDER BY seq DESC LIMIT 1;
 
 -- name: journal_end
--- The last position that was given out, whether or not its writer has committed.
+-- The last position that was allocated, whether or not its writer has committed.
 -- Returns: one row
 -- Clauses: I-32
 SELECT coalesce(max(seq), 0) AS seq FROM job_journal;
 
 -- name: horizon
--- Up to which transaction all have ended, and which would be the next to begin.
+-- The first transaction that may still be open, and the next one to begin.
 -- Returns: one row
 -- Clauses: I-32
 SELECT 1 AS ended, 1 AS next;
 
 -- name: reader_note
--- How far a reader of a queue's history has kept it elsewhere.
+-- Stores how far a reader has captured the journal of a queue.
 -- Takes: queue text, name text, position bigint
 -- Returns: nothing
 -- Clauses: I-24
@@ -64,14 +64,14 @@ INSERT INTO journal_readers (queue, name, position, seen_ms) VALUES (:queue, :na
 ON CONFLICT (queue, name) DO UPDATE SET position = excluded.position, seen_ms = excluded.seen_ms;
 
 -- name: reader_forget
--- A reader that comes no more.
+-- Removes a reader of a journal.
 -- Takes: queue text, name text
 -- Returns: its row, or none
 -- Clauses: I-24
 DELETE FROM journal_readers WHERE queue = :queue AND name = :name RETURNING name;
 
 -- name: reader_list
--- Who reads a queue's history, and how far each has come.
+-- The readers of a queue's journal with their positions.
 -- Takes: queue text
 -- Returns: their rows
 -- Clauses: I-24

@@ -1,13 +1,13 @@
 -- The control plane.
 
 -- name: plane_claim
--- Takes leases for several askers at once, in their order: each gets as many as it asked for, under
--- a token of its own, for as long as the line lasts.
+-- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
+-- its own.
 -- Batch: worker_id text, token_h text, count integer
 -- Takes: queue text, lease_ms bigint, look boolean, from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
---   when the next waiting job is due, and a lease on each row with the number of its asker (one row
---   without a lease if none)
+--   when the next waiting job is due, and a lease in each row with the number of its claim (one row
+--   without a lease if there is none)
 -- Clauses: P-7 P-8 P-9
 DELETE FROM temp.head;
 INSERT INTO temp.head
@@ -56,11 +56,11 @@ LEFT JOIN (SELECT c.n, j.* FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_
 ORDER BY t.priority, t.seq;
 
 -- name: plane_take
--- Takes leases on the jobs that messages name, if they still wait for these very messages.
+-- Takes leases on the jobs that messages name, if the messages are still current.
 -- Batch: job_id text, enqueue_id bigint
 -- Takes: queue text, lease_ms bigint, worker_id text, token_h text
 -- Returns: the time, whether the stream is paused (then nothing is taken), and for each job taken its
---   number and its lease (one row without a lease if none)
+--   number and its lease (one row without a lease if there is none)
 -- Clauses: P-5 P-7 P-8
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, n)
@@ -93,7 +93,7 @@ LEFT JOIN (SELECT c.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attem
 ORDER BY t.n;
 
 -- name: plane_current
--- Which messages still mean something: their job waits for them, or runs because of them.
+-- Which messages are current: their job waits for them, or runs because of them.
 -- Batch: job_id text, enqueue_id bigint
 -- Takes: queue text
 -- Returns: the number of each such message, and whether its job still waits
@@ -104,7 +104,7 @@ WHERE j.queue = :queue AND ((j.ready AND j.claim_version = a.enqueue_id)
   OR (j.lease_expires_at > 0 AND j.claim_version = a.enqueue_id + 1));
 
 -- name: plane_send
--- Marks messages as being sent, oldest turn first: whoever marked one sends it.
+-- Marks messages as sent, oldest first. The plane that marked a message sends it.
 -- Takes: queue text, count integer, redis_ms bigint
 -- Returns: the messages to send, and whether their jobs have been claimed before
 -- Clauses: P-3
@@ -117,7 +117,7 @@ SELECT m.job_id, m.enqueue_id, m.enqueue_id > 0 AS again
 FROM temp.chosen c JOIN plane_messages m ON m.job_id = c.job_id ORDER BY m.seq;
 
 -- name: plane_unsend
--- Takes back the mark of messages that could not be sent.
+-- Unmarks messages that could not be sent.
 -- Batch: job_id text, enqueue_id bigint
 -- Returns: how many
 -- Clauses: P-3
@@ -126,8 +126,16 @@ WHERE EXISTS (SELECT 1 FROM {batch} a
   WHERE a.job_id = plane_messages.job_id AND a.enqueue_id = plane_messages.enqueue_id);
 SELECT changes() AS unsent;
 
+-- name: plane_leases
+-- The latest leases of jobs.
+-- Batch: job_id text
+-- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Clauses: P-11 P-16
+SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id;
+
 -- name: plane_relay
--- Says that a stream's messages travel through Redis, and makes messages for jobs that have none.
+-- Registers a stream whose messages travel through Redis, and makes messages for jobs that have none.
 -- Takes: queue text
 -- Returns: how many jobs were without one
 -- Clauses: P-3 P-4
@@ -142,10 +150,11 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id;
 SELECT count(*) AS made FROM temp.chosen;
 
 -- name: plane_sweep
--- Forgets messages of jobs that left the line, and sends again what Redis must have lost: what went
--- out long ago although everything that Redis holds is delivered, or later messages were long ago.
+-- Deletes messages of jobs that do not wait any more, and marks messages that Redis must have lost for
+-- sending: those sent more than `resend_ms` ago, if Redis has no undelivered message (`empty`) or delivered
+-- much later ones.
 -- Takes: queue text, resend_ms bigint, empty boolean, delivered_redis_ms bigint, count integer
--- Returns: how many messages go out again
+-- Returns: how many messages are sent again
 -- Clauses: P-4
 DELETE FROM plane_messages WHERE job_id IN (
   SELECT m.job_id FROM plane_messages m
@@ -163,7 +172,7 @@ UPDATE plane_messages SET sent_ms = 0 WHERE job_id IN (SELECT job_id FROM temp.c
 SELECT count(*) AS again FROM temp.chosen;
 
 -- name: plane_secret
--- The secret from which the control plane's lease tokens are made; the first plane chooses it.
+-- The secret with which the plane's lease tokens are signed; the first plane chooses it.
 -- Takes: fresh text
 -- Returns: the secret
 -- Clauses: P-6

@@ -6,7 +6,6 @@
 -- -2 cancelled.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
--- Alike: fence, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code
 -- Takes: queue text
 -- Returns: for each lease that was held its number, its job, the verdict, and when that is due again
 -- Clauses: I-6 I-11 I-16 I-17 I-18 I-20 I-36
@@ -42,11 +41,11 @@ FROM temp.ending h
 WHERE j.seq = h.seq;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
   prev_fence, token_h, worker_id, prev_lease_until_ms, gid, priority, due_ms, max_attempts,
-  error_code, result_h, told)
+  error_code, result_h, event_number)
 SELECT :queue, j.job_id, j.ver,
   CASE WHEN h.verdict IN ('bury', 'cancel') THEN 'fail' ELSE h.verdict END, :now_ms, j.task, h.was, j.status, j.attempt_count, h.fence,
   h.fence, h.token_h, h.holder, h.lease_was, j.gid, j.priority, max(0, j.due_ms),
-  j.max_attempts, h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {told}
+  j.max_attempts, h.error_code, CASE WHEN h.verdict = 'complete' THEN h.result_h ELSE '' END, {event_number}
 FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.n;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h, error_code, error, due_ms)
@@ -54,14 +53,14 @@ SELECT j.job_id, h.fence, :queue, j.attempt_count + (h.verdict IN ('snooze', 're
   h.claimed_ms, :now_ms, h.verdict, h.outcome_h, h.error_code, h.attempt_error, max(0, j.due_ms)
 FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq {known_attempt};
 {after_settle}
-{tell_ended}
+{events_of_ended}
 SELECT h.n, j.job_id, h.verdict, max(0, j.due_ms) AS due_ms FROM temp.ending h JOIN {jobs} j ON j.seq = h.seq;
 
 -- name: settled
--- The verdicts of leases that ended with these very outcomes: answers to settles that are sent again.
+-- The verdicts of leases that ended with exactly these outcomes, to answer a settle that is sent again.
 -- Batch: job_id text, fence bigint, outcome_h text
 -- Takes: queue text
--- Returns: for each outcome that was accepted before its number, the verdict and when it was due
+-- Returns: for each outcome that was accepted before its number, its verdict and when the job was due
 -- Clauses: I-17
 SELECT a.n, t.verdict, t.due_ms
 FROM {batch} a JOIN job_attempts t ON t.job_id = a.job_id AND t.claim_version = a.fence
@@ -87,14 +86,14 @@ SET status = CASE WHEN c.mark THEN 'dead_letter' ELSE 'queued' END, passed = '',
   ver = j.ver + 1, updated_ms = :now_ms{count_event}
 FROM temp.chosen c WHERE j.job_id = c.job_id;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
-  prev_fence, gid, priority, due_ms, max_attempts, error_code, told)
+  prev_fence, gid, priority, due_ms, max_attempts, error_code, event_number)
 SELECT :queue, j.job_id, j.ver,
   CASE c.mark WHEN 0 THEN 'promote' WHEN 2 THEN 'cancel' WHEN 3 THEN 'expire' ELSE 'bury' END,
   :now_ms, j.task, 'failed', j.status, j.attempt_count, j.claim_version, j.claim_version, j.gid,
   j.priority, j.due_ms, j.max_attempts,
   CASE WHEN c.mark AND json_valid(j.error) THEN coalesce(json_extract(j.error, '$.code'), '') ELSE '' END,
-  {told}
+  {event_number}
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id ORDER BY c.n;
 {after_decide}
-{tell_decided}
+{events_of_decided}
 SELECT job_id, mark = 1 AS buried FROM temp.chosen;

@@ -49,11 +49,11 @@ FROM temp.entering ORDER BY n;
 SELECT job_id, :now_ms AS created_ms FROM temp.entering;
 
 -- name: lookup
--- Which stored job a job id, or an idempotency key of a requester, already stands for.
+-- The jobs that already have a job id, or an idempotency key of a requester.
 -- Batch: job_id text, requester_id text, idempotency_key text
 -- Takes: queue text
--- Returns: for each that is known its number, the job's id, the hash of the request that made it, and
---   the answer that was kept with the key
+-- Returns: for each that is known its number, the job's id, the hash of its request, and the response
+--   that is stored with the key
 -- Clauses: I-2 I-3
 SELECT a.n, coalesce(j.job_id, k.job_id) AS job_id,
   coalesce(j.request_hash, k.request_hash) AS request_hash, j.job_id IS NOT NULL AS by_id, k.response

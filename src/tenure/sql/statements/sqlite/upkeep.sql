@@ -1,10 +1,10 @@
--- Upkeep: what becomes due with time.
+-- Upkeep: changes that become due with time.
 
--- name: chores
--- Whether upkeep has something to do, looked at without the right to write.
+-- name: upkeep_needed
+-- Whether upkeep has something to do, read without the write lock.
 -- Takes: queue text
--- Returns: whether a lease ran out, a job is due or past its time; whether a job is in `failed`;
---   whether an event is held back
+-- Returns: whether a lease expired, a job is due or past its time to live; whether a job is in `failed`;
+--   whether an event waits for an earlier one
 -- Clauses: I-10 I-12
 SELECT EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
     AND lease_expires_at < :now_ms AND status IN {running})
@@ -12,13 +12,13 @@ SELECT EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 
     AND status = 'queued' AND NOT ready)
   OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
     AND expires_ms <= :now_ms AND status = 'queued') AS overdue,
-  EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND status = 'failed') AS resting,
+  EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND status = 'failed') AS has_failed,
   {held_back} AS held_back;
 
 -- name: reap
--- Takes back leases that ran out: the job keeps its turn, or fails when no attempt or loss is left.
+-- Reclaims expired leases: the job keeps its turn, or fails if no attempt is left or too many leases were lost.
 -- Takes: queue text, lost_max integer, count integer
--- Returns: for each lease taken back whether its job failed: `decide` ends it
+-- Returns: for each reclaimed lease whether its job failed; `decide` ends it
 -- Clauses: I-10 I-14
 DELETE FROM temp.lapsed;
 INSERT INTO temp.lapsed
@@ -80,7 +80,7 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id WHERE c.mark;
 SELECT count(*) AS expired FROM temp.chosen WHERE mark;
 
 -- name: promote
--- Puts jobs whose time has come into the queue, and events whose earlier events have ended.
+-- Makes delayed jobs claimable that are due.
 -- Takes: queue text, count integer, channel text
 -- Returns: how many
 -- Clauses: I-19 I-22
@@ -92,17 +92,17 @@ ORDER BY due_ms LIMIT :count;
 UPDATE {jobs} SET ready = 1 WHERE job_id IN (SELECT job_id FROM temp.chosen);
 SELECT count(*) AS promoted FROM temp.chosen;
 
--- name: resting
--- The jobs in `failed` and wait for `decide`.
+-- name: failed_jobs
+-- The jobs in `failed`, which wait for `decide`.
 -- Takes: queue text, count integer
 -- Returns: their ids
 -- Clauses: I-6
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count;
 
 -- name: unblock
--- Makes events claimable whose earlier events ended while they were being written.
+-- Makes events claimable whose earlier events ended while they were written.
 -- Takes: queue text, after bigint, count integer
--- Returns: how many, and the last turn that was looked at (0 when there are no later ones)
+-- Returns: how many, and the last number that was checked (0 if there are no later ones)
 -- Clauses: I-22
 DELETE FROM temp.old;
 INSERT INTO temp.old
@@ -117,9 +117,9 @@ SELECT coalesce(sum(goes), 0) AS freed,
 FROM temp.old;
 
 -- name: prune
--- Removes jobs that ended long ago with all that belongs to them; a tombstone answers for each.
+-- Removes jobs that ended long ago, with their attempts and keys, and leaves a tombstone for each.
 -- Takes: queue text, keep_ms bigint, after bigint, count integer
--- Returns: how many went, and the last position that was looked at (0 when all later jobs are young)
+-- Returns: how many, and the last position that was checked (0 if all later jobs are too young)
 -- Clauses: I-23 I-34
 DELETE FROM temp.old;
 INSERT INTO temp.old
@@ -158,8 +158,8 @@ SELECT coalesce(sum(goes), 0) AS pruned,
 FROM temp.old;
 
 -- name: trim
--- Removes what has expired: expired idempotency keys of ended jobs, old tombstones, tickets, workers
--- that went.
+-- Removes expired idempotency keys of ended jobs, old tombstones and tickets, and workers without a recent
+-- heartbeat.
 -- Takes: queue text, tombstone_ms bigint
 -- Returns: nothing
 -- Clauses: I-3 I-24
@@ -171,20 +171,20 @@ DELETE FROM api_tickets WHERE expires_ms < :now_ms;
 DELETE FROM job_workers WHERE queue = :queue AND seen_ms < :now_ms - 3600000;
 
 -- name: trim_journal
--- Forgets the oldest journal rows, but the submit of a job or event that is still there: it lists it; and
--- what a reader has not kept elsewhere, until that is older than `unread_ms`.
+-- Removes the oldest journal rows, except the submits of jobs and events that still exist, which list them,
+-- and rows that a reader has not captured, unless they are older than `unread_ms`.
 -- Takes: queue text, journal_ms bigint, unread_ms bigint, after bigint, count integer
--- Returns: how many went, and the last position that was looked at (0 when all later rows stay)
+-- Returns: how many, and the last position that was checked (0 if all later rows stay)
 -- Clauses: I-24
 DELETE FROM temp.window_;
 INSERT INTO temp.window_
 SELECT seq, ts_ms, ts_ms < :now_ms - :journal_ms
   AND (ts_ms < :now_ms - :unread_ms OR NOT EXISTS (SELECT 1 FROM journal_readers r
     WHERE r.position < job_journal.seq
-      AND (r.queue = :queue OR (told > 0 AND r.queue = :queue || '/outbox'))))
+      AND (r.queue = :queue OR (event_number > 0 AND r.queue = :queue || '/outbox'))))
   AND NOT (type = 'submit' AND EXISTS (SELECT 1 FROM {jobs} j WHERE j.job_id = job_journal.job_id))
-  AND NOT (told > 0 AND EXISTS (SELECT 1 FROM job_outbox_events e
-    WHERE e.job_id = job_journal.job_id || '.' || told))
+  AND NOT (event_number > 0 AND EXISTS (SELECT 1 FROM job_outbox_events e
+    WHERE e.job_id = job_journal.job_id || '.' || event_number))
 FROM job_journal WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :count;
 DELETE FROM job_journal WHERE seq IN (SELECT seq FROM temp.window_ WHERE goes);
 SELECT coalesce(sum(goes), 0) AS trimmed,
@@ -194,8 +194,8 @@ SELECT coalesce(sum(goes), 0) AS trimmed,
     ELSE max(seq) END AS last
 FROM temp.window_;
 
--- name: beat
--- Says that a worker is alive, and how many jobs it runs at once; 0 says nothing of that.
+-- name: heartbeat
+-- Stores that a worker is alive, and how many jobs it runs at once (0: unchanged).
 -- Takes: queue text, worker_id text, slots integer
 -- Returns: nothing
 -- Clauses: I-25

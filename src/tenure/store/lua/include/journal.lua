@@ -1,8 +1,8 @@
--- The journal of a queue. Events gather while a script runs and are appended at its end, in their order: an XADD for
--- each would cost more than all the rest. An entry holds up to a hundred events, a field `e` each. When the same
--- happens to five or more jobs in a row, their entry holds the common part of the line once (`s`) and their ids joined
--- by tabs (`ids`): Redis pays for every field, and Lua for every new text. store/journal.py reads both forms. The
--- including script has JOURNAL.
+-- The journal of a queue. Events are collected while a script runs and appended at its end, in their order: an XADD
+-- for each would cost more than the rest of the script. An entry holds up to a hundred events, a field `e` each. If the
+-- same event happens to five or more consecutive jobs, their entry has the common end of the line once (`s`) and their
+-- ids joined by tabs (`ids`), because every field costs Redis time, and every new text costs Lua time. store/journal.py
+-- reads both forms. The including script has JOURNAL.
 local entries = {} -- the fields of each entry
 local lines = {} -- the fields of the entry that is being filled: name, event, name, event, ...
 local lines_n = 0
@@ -34,7 +34,7 @@ local function end_run()
   run_n = 0
 end
 
--- One event of one job; `tail` is its line behind the id. No id may contain a tab.
+-- Adds one event of one job; `tail` is its line without the id. No id may contain a tab.
 local function add_line(id, tail)
   if run_tail ~= tail or run_n >= ENTRY_MOST then
     end_run()
@@ -44,7 +44,7 @@ local function add_line(id, tail)
   run[run_n] = id
 end
 
--- `append` runs a command on a key of the queue.
+-- Appends the collected events; `append` runs a command on a key of the queue.
 local function flush_journal(append)
   end_run()
   close_entry()

@@ -1,50 +1,51 @@
--- Ends a job for good, with all that follows from it. What few jobs need (parents, deduplication,
--- retention) is made only when one does: a script pays for every function it defines.
-local kept = { [COMPLETED] = {}, [FAILED] = {} }
-local counted = { completed = 0, failed = 0 }
+-- Ends a job for good, with all that follows from it. Few jobs have parents, deduplication or retention, and a script
+-- pays for every function that it defines. So the functions for these are defined when the first job needs them.
+local finished = { [COMPLETED] = {}, [FAILED] = {} } -- score, id, ... for each set
+local finished_counts = { completed = 0, failed = 0 }
 local METRICS_MAX = 0
 local LIMIT_MAX -- jobs that the rate limiter allows
-local ran = false -- a job that ran has ended
--- Settles that removed their job are remembered for a while, so that one sent again is recognised.
-local ENDED = PREFIX .. 'tenure:ended'
-local ended = {}
+local some_ran = false -- a job that ran has ended
+-- B-26: outcomes that removed their job are kept here for ten minutes, so that one that is sent again is recognised.
+local REMOVED_SETTLES = PREFIX .. 'tenure:ended'
+local removed_settles = {} -- score, id with fence and kind, ...
 local to_wait = {} -- ids of new jobs for the end of `wait`
 
--- Finished jobs of a batch enter their set together.
-local function flush_kept()
-  for set, flat in pairs(kept) do
+-- Finished jobs of a batch are added to their set together.
+local function flush_finished()
+  for set, flat in pairs(finished) do
     if #flat > 0 then
       each_many('ZADD', set, flat)
-      kept[set] = {}
+      finished[set] = {}
     end
   end
 end
 
-local function make_family()
-  -- @include family
+local function make_relations()
+  -- @include parents
+  -- @include store
   return {
     child_completed = child_completed, child_failed = child_failed, child_removed = child_removed,
     store_job = store_job, end_dedup = end_dedup, forget_dedup = forget_dedup, retain = retain,
-    drop_finished = drop_finished, delete_job = delete_job, keep_of = keep_of, release_parent = release_parent,
+    drop_jobs = drop_jobs, delete_job = delete_job, keep_of = keep_of,
   }
 end
-local made
-local function family()
-  made = made or make_family()
-  return made
+local relations_made
+local function relations()
+  relations_made = relations_made or make_relations()
+  return relations_made
 end
 
--- What the end of a job does to others, by the functions of `family`: where it fails, the record it failed on is
--- noted and the job ends all the same.
+-- Calls a function of relations() for what the end of a job does to others. If it fails, the record that it failed on
+-- is quarantined and the job ends all the same.
 local function affect(name, record, ...)
-  local ok, why = pcall(family()[name], ...)
+  local ok, why = pcall(relations()[name], ...)
   if not ok then
     quarantine(record, type(why) == 'table' and why.err or tostring(why))
   end
 end
 
--- Per minute counts of finished jobs, as many minutes as the worker asked to keep.
-local function measure(to, n)
+-- B-29: counts finished jobs per minute, for as many minutes as the worker asked to keep.
+local function count_minutes(to, n)
   local key = PREFIX .. 'metrics:' .. to
   local count = call('HINCRBY', key, 'count', text[n])
   local v = call('HMGET', key, 'prevTS', 'prevCount')
@@ -52,7 +53,7 @@ local function measure(to, n)
   if not before then
     return call('HSET', key, 'prevTS', NOW_S, 'prevCount', '0')
   end
-  -- Minutes that have begun since: the first takes what was counted up to now, the rest none.
+  -- Minutes that have begun since. The first gets all that was counted up to now, the others none.
   local minutes = math.min(math.floor(NOW / 60000) - math.floor(before / 60000), METRICS_MAX)
   if minutes > 0 then
     local points = { text[count - n - (tonumber(v[2]) or 0)] }
@@ -65,39 +66,39 @@ local function measure(to, n)
   end
 end
 
--- What leaves once at the end of a script that ended jobs, or stored some.
-local function finish_up()
+-- Writes made once at the end of a script that ended or stored jobs.
+local function finish_all()
   if #to_wait > 0 then
     each_many('LPUSH', WAIT, to_wait)
     to_wait = {}
     wake()
   end
-  flush_kept()
-  if #ended > 0 then
-    pcall(each_many, 'ZADD', ENDED, ended)
+  flush_finished()
+  if #removed_settles > 0 then
+    pcall(each_many, 'ZADD', REMOVED_SETTLES, removed_settles)
   end
-  if counted.completed + counted.failed == 0 then
+  if finished_counts.completed + finished_counts.failed == 0 then
     return
   end
   if METRICS_MAX > 0 then
-    for to, n in pairs(counted) do
+    for to, n in pairs(finished_counts) do
       if n > 0 then
-        pcall(measure, to, n) -- figures may be lost, jobs not
+        pcall(count_minutes, to, n) -- a count may be lost, a job may not
       end
     end
   end
-  -- As BullMQ's workers, which emit nothing while jobs wait for their time, a resume or the rate limiter.
-  if ran and not IS_PAUSED
+  -- B-19, as BullMQ's workers do it: no event while jobs wait for their time, a resume or the rate limiter.
+  if some_ran and not IS_PAUSED
     and size('LLEN', WAIT) + size('LLEN', ACTIVE) + size('ZCARD', PRIORITIZED) + size('ZCARD', DELAYED) == 0
     and not (LIMIT_MAX and (tonumber(redis.pcall('GET', LIMITER)) or 0) >= LIMIT_MAX) then
     emit('drained')
   end
 end
-at_end[1] = finish_up
+at_end = finish_all
 
--- `job` is what the caller read: id, key, name, atm, stc, fence, ver, state, lease, parent_key, parent,
--- deid, defa, priority. `o` says how it ends: to, kind, value, result_h, code, stack, keep_count,
--- keep_age, keep_limit, attempts, max_attempts, worker, token_h, prev.
+-- `job` is what the caller has read: id, key, name, atm, stc, fence, ver, state, lease, parent_key, parent, deid, defa,
+-- priority. `o` says how it ends: to, kind, value, result_h, code, stack, keep_count, keep_age, keep_limit, attempts,
+-- max_attempts, worker, token_h, prev.
 local function finish(job, o)
   local completed = o.to == 'completed'
   local set = completed and COMPLETED or FAILED
@@ -109,16 +110,17 @@ local function finish(job, o)
   if job.deid then
     affect('end_dedup', 'dn:' .. job.deid, job.id, job.deid)
   end
-  local counts = o.prev == 'active' and 1 or 0 -- what never ran has made no attempt
+  local counts = o.prev == 'active' and 1 or 0 -- a job that never ran has made no attempt
   local atm = text[job.atm + counts]
   local ver = text[job.ver + 1]
   local fence = job.fence
   if keep_count == 0 then
-    if job.parent_key then -- a failure that its parent was to wait on for: nothing is left to wait for
+    if job.parent_key then -- a failed child that the parent waits for: nothing is left to wait for
       affect('child_removed', job.parent_key, job.key, job.parent_key, job.parent)
     end
-    family().delete_job(job.key)
-    ended[#ended + 1], ended[#ended + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
+    relations().delete_job(job.key)
+    local n = #removed_settles
+    removed_settles[n + 1], removed_settles[n + 2] = NOW_S, job.id .. ' ' .. fence .. ' ' .. o.kind
   else
     local field = completed and 'returnvalue' or 'failedReason'
     local tn = ver .. ' ' .. o.to .. ' 0 ' .. fence .. ' ' .. o.kind .. ' 0'
@@ -130,7 +132,7 @@ local function finish(job, o)
     if job.cancel or (job.defa and not completed) then
       call('HDEL', job.key, 'cancel', completed and 'cancel' or 'defa')
     end
-    local flat = kept[set]
+    local flat = finished[set]
     flat[#flat + 1] = NOW_S
     flat[#flat + 1] = job.id
     if keep_age or keep_count then
@@ -153,6 +155,6 @@ local function finish(job, o)
     note({ id = job.id, kind = 'remove', ver = text[job.ver + 2], task = job.name, from = o.to, attempt = attempt,
       fence = fence })
   end
-  counted[o.to] = counted[o.to] + 1
-  ran = ran or counts == 1
+  finished_counts[o.to] = finished_counts[o.to] + 1
+  some_ran = some_ran or counts == 1
 end

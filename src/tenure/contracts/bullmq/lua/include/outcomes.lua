@@ -1,22 +1,23 @@
 -- Every outcome that settle-16.lua does not settle itself: failures, retries, releases, parents and children,
--- deduplication, bounds on finished jobs, and outcomes that are sent again after a lost answer.
+-- deduplication, bounds on finished jobs, and outcomes that are sent again after a lost reply.
 -- The including script has FIRST, WIDTH and `answers`.
--- @include queue
+-- @include step
 local WORKER = ARGV[2]
 local HAS_LIMITER = ARGV[6] ~= '' or settings[3]
-local RESTING = '9007199254740991' -- what the limiter counts while the queue rests, as BullMQ writes it
+local RESTING = '9007199254740991' -- BullMQ's value of the limiter while the queue rests
 
-local ids, freed, done = {}, {}, {}
-local with_children, promoted = {}, false
+local ids, freed_locks, done = {}, {}, {}
+local with_children, has_promoted = {}, false
 
--- @include waiting
+-- @include enqueue
 -- @include finish
+-- @include reject
 METRICS_MAX, LIMIT_MAX = tonumber(ARGV[5]), tonumber(settings[3]) or tonumber(ARGV[6])
-local THREE, EIGHT = '^(.-)\t(.-)\t(.*)$', '^' .. ('(.-)\t'):rep(7) .. '(.*)$' -- fields joined by tabs
+local THREE, EIGHT = '^(.-)\t(.-)\t(.*)$', '^' .. ('(.-)\t'):rep(7) .. '(.*)$' -- words joined by tabs
 
--- The verdict on an outcome that was accepted before; nil if this lease was not ended by us.
-local function replayed(id, key, fence, kind)
-  -- What an accepted outcome of each kind may have become, and the verdict that says so.
+-- B-26: the verdict that an accepted outcome got before; nil if this lease was not ended by one of ours.
+local function earlier_verdict(id, key, fence, kind)
+  -- What an accepted outcome of each kind may have become, and its verdict.
   local BECAME = {
     complete = { complete = 'complete', retry = 'retry', bury = 'bury' },
     retry = { retry = 'retry', bury = 'bury', cancel = 'cancel' },
@@ -33,13 +34,14 @@ local function replayed(id, key, fence, kind)
   end
   if not tn then
     for became, verdict in pairs(BECAME[kind]) do
-      if type(redis.pcall('ZSCORE', ENDED, id .. ' ' .. fence .. ' ' .. became)) == 'string' then
+      if type(redis.pcall('ZSCORE', REMOVED_SETTLES, id .. ' ' .. fence .. ' ' .. became)) == 'string' then
         return { verdict, 0 }
       end
     end
     return nil
   end
-  local _, _, _, old_fence, became, due = read_tn(tn)
+  local _, _, _, settled = read_tn(tn)
+  local old_fence, became, due = match(settled, '^(%d+) (%S+) (%d+)$')
   if old_fence ~= fence or became == '-' then
     return nil
   end
@@ -47,25 +49,17 @@ local function replayed(id, key, fence, kind)
   return verdict and { verdict, tonumber(due) } or { 'lost', 'the attempt was already settled: ' .. became }
 end
 
-local function reject(id, fence, why, token_h)
-  local v = redis.pcall('HMGET', PREFIX .. id, 'name', 'ats', 'tn')
-  local _, state = read_tn(v[3])
-  note({ id = id, kind = 'reject', task = v[1], from = state, to = state, fence = fence,
-    prev_fence = whole(v[2]) and v[2] or '0', worker = WORKER, error = 'lease_lost', token_h = token_h,
-    data = 'settle' })
-  return { 'lost', why }
-end
-
-local function ends(job, o, to)
+local function end_job(job, o, to)
   o.to, o.prev, o.worker = to, 'active', WORKER
   finish(job, o)
   return { o.kind, 0 }
 end
 
--- The outcomes after which a job waits again, made when the first one comes.
-local function outcomes()
-  -- The job goes back: the hash remembers how the lease ended for an outcome that is sent again.
-  local function back(job, o, kind, to, due, counts, event)
+-- All kinds but `complete`. These functions are defined when the first such outcome is met.
+local function make_kinds()
+  -- Writes the hash and the journal of a job that waits again. `tn` keeps how the lease ended, for an outcome that is
+  -- sent again.
+  local function write_back(job, o, kind, to, due, counts, event)
     local ver, fence = text[job.ver + 1], job.fence
     local atm = job.atm + (counts and 1 or 0)
     local fields = { 'tn', ver .. ' ' .. to .. ' 0 ' .. fence .. ' ' .. kind .. ' ' .. due }
@@ -97,20 +91,20 @@ local function outcomes()
   end
 
   local function wait_again(job, o, kind, counts)
-    if job.cancel then -- it would only start again to be stopped
+    if job.cancel then -- B-36: it would only start again to be stopped
       return cancelled(job, o)
     end
-    if counts then -- what the contract's own words call it; BullMQ's readers ignore it
+    if counts then -- the contract's own event; BullMQ's readers ignore it
       emit('retry', 'jobId', job.id, 'delay', text[o.delay_ms], 'timestamp', NOW_S)
     end
     if o.delay_ms > 0 then
       local due = NOW + o.delay_ms
       delay(job.id, due)
-      back(job, o, kind, 'delayed', text[due], counts, false)
+      write_back(job, o, kind, 'delayed', text[due], counts, false)
       return { 'retry', due }
     end
-    if counts and not promoted then -- as BullMQ does: what has become due stands before a retry
-      promoted = true
+    if counts and not has_promoted then -- as in BullMQ: jobs that are due go before a retry
+      has_promoted = true
       promote()
     end
     local priority = tonumber(job.priority)
@@ -120,11 +114,11 @@ local function outcomes()
     else
       to = wait_at_end(job.id, priority)
     end
-    back(job, o, kind, to, '0', counts, true)
+    write_back(job, o, kind, to, '0', counts, true)
     return { kind == 'release' and 'release' or 'retry', 0 }
   end
 
-  -- Without a limiter nobody would look at the time to rest; then this job alone waits for it.
+  -- B-51: only workers with a limiter honour the time to rest. Without one this job alone waits.
   local function limit(job, o)
     if not HAS_LIMITER or o.delay_ms <= 0 then
       return wait_again(job, o, 'snooze', false)
@@ -134,8 +128,8 @@ local function outcomes()
     return wait_again(job, o, 'release', false)
   end
 
-  -- A parent that added children while it ran waits for them, and runs again when they are done; when
-  -- they are done already, at once.
+  -- B-51: a parent that added children while it ran waits for them. It runs again when they have ended, at once if
+  -- they have ended already.
   local function park(job, o)
     o.delay_ms = 0
     if job.cancel or size('SCARD', job.key .. ':dependencies') == 0 then
@@ -143,12 +137,12 @@ local function outcomes()
     end
     put('ZADD', CHILDREN, NOW_S, job.id)
     emit('waiting-children', 'jobId', job.id, 'prev', 'active')
-    back(job, o, 'park', 'waiting-children', '0', false, false)
+    write_back(job, o, 'park', 'waiting-children', '0', false, false)
     return { 'retry', 0 }
   end
 
   return {
-    bury = function(job, o) return ends(job, o, 'failed') end,
+    bury = function(job, o) return end_job(job, o, 'failed') end,
     cancel = cancelled,
     retry = function(job, o) return wait_again(job, o, 'retry', true) end,
     snooze = function(job, o) return wait_again(job, o, 'snooze', false) end,
@@ -157,16 +151,16 @@ local function outcomes()
     park = park,
   }
 end
-local rarer
-local function decide(job, o)
+local kinds
+local function apply(job, o)
   if o.kind == 'complete' then
-    return ends(job, o, 'completed')
+    return end_job(job, o, 'completed')
   end
-  rarer = rarer or outcomes()
-  return rarer[o.kind](job, o)
+  kinds = kinds or make_kinds()
+  return kinds[o.kind](job, o)
 end
 
--- The stacks of earlier attempts and one more entry, as JSON, cut to the job's limit.
+-- B-20: the stacks of earlier attempts and one more entry, as JSON, cut to the job's limit.
 local function with_stack(earlier, entry, limit)
   local stack = decoded(earlier)
   stack[#stack + 1] = entry
@@ -174,12 +168,12 @@ local function with_stack(earlier, entry, limit)
     table.remove(stack, 1)
   end
   local ok, json = pcall(cjson.encode, stack)
-  return #stack > 0 and (ok and json or cjson.encode({ entry })) or '[]' -- NaN, which JSON has no word for, can be read
+  return #stack > 0 and (ok and json or cjson.encode({ entry })) or '[]' -- cjson reads NaN but cannot write it
 end
 
--- B-22: a parent can neither complete nor wait on when a child has failed it, nor complete while one is
--- pending; that is a failure.
-local function refuse_children(key, o)
+-- B-22: turns the outcome into a failure if a failed child forbids the parent to complete or to wait for others, or a
+-- pending child forbids it to complete.
+local function check_children(key, o)
   if not with_children[key] then
     return
   end
@@ -199,13 +193,13 @@ local function refuse_children(key, o)
   if opts.removeOnFail == nil then
     o.keep_count, o.keep_age, o.keep_limit = match(ARGV[7], THREE)
   else
-    o.keep_count, o.keep_age, o.keep_limit = family().keep_of(v[1], 'removeOnFail')
+    o.keep_count, o.keep_age, o.keep_limit = relations().keep_of(v[1], 'removeOnFail')
   end
   o.code, o.result_h = 'children', ''
 end
 
--- The lock, the start and our own state of the job prove the lease where `active` was overwritten: the job stands
--- nowhere then.
+-- Whether the lease is valid although `active` does not list the job, because that key was overwritten (B-55). The
+-- lock, the fence and our own state of the job must say so, and no other list may have the job.
 local function is_held(id, fence, ats, state)
   return state == 'active' and ats == fence and not (call('LPOS', WAIT, id) or call('ZSCORE', PRIORITIZED, id)
     or call('ZSCORE', DELAYED, id) or call('ZSCORE', CHILDREN, id) or call('ZSCORE', COMPLETED, id)
@@ -213,52 +207,52 @@ local function is_held(id, fence, ats, state)
 end
 
 local function settle(at, lock)
-  local id, fence, kind = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local id, fence, kind, value, result_h, stack, keep, rest = unpack(ARGV, at, at + WIDTH - 1)
   local key = PREFIX .. id
-  local token, token_h, delay_ms, attempts, max_attempts, otherwise, lifo, code = match(ARGV[at + 7], EIGHT)
-  local keep_count, keep_age, keep_limit = match(ARGV[at + 6], THREE)
+  local token, token_h, delay_ms, attempts, max_attempts, otherwise, lifo, code = match(rest, EIGHT)
+  local keep_count, keep_age, keep_limit = match(keep, THREE)
   if done[id] or lock ~= token .. ':' .. fence then
-    local before = replayed(id, key, fence, kind)
+    local before = earlier_verdict(id, key, fence, kind)
     if before then
       return before
     end
-    return reject(id, fence, lock and 'another worker holds the job' or 'the lock has run out', token_h)
+    return reject_by_lock('settle', id, fence, token_h, lock)
   end
   local v = redis.pcall('HMGET', key, 'name', 'atm', 'tn', 'parentKey', 'deid', 'stc', 'priority', 'cancel',
     'defa', 'parent', 'ats')
-  if v.err then -- upkeep finds it without a lock and sets it aside
-    freed[#freed + 1] = key .. ':lock'
-    return reject(id, fence, 'the record of the job was overwritten: ' .. v.err, token_h)
+  if v.err then -- upkeep finds the job without a lock and quarantines it
+    freed_locks[#freed_locks + 1] = key .. ':lock'
+    return reject('settle', id, fence, token_h, 'the record of the job was overwritten: ' .. v.err)
   end
   if not v[1] then
-    freed[#freed + 1] = key .. ':lock'
-    return reject(id, fence, 'the job was removed', token_h)
+    freed_locks[#freed_locks + 1] = key .. ':lock'
+    return reject('settle', id, fence, token_h, 'the job was removed')
   end
   local ver, state, lease = read_tn(v[3])
   if call('LREM', ACTIVE, '-1', id) == 0 and not is_held(id, fence, v[11], state) then
-    return reject(id, fence, 'the job is not active', token_h)
+    return reject('settle', id, fence, token_h, 'the job is not active')
   end
   done[id] = true
-  freed[#freed + 1] = key .. ':lock'
+  freed_locks[#freed_locks + 1] = key .. ':lock'
   ids[#ids + 1] = id
   local o = {
-    kind = kind, value = ARGV[at + 3], result_h = ARGV[at + 4], stack = ARGV[at + 5], code = code,
+    kind = kind, value = value, result_h = result_h, stack = stack, code = code,
     delay_ms = tonumber(delay_ms), keep_count = keep_count, keep_age = keep_age, keep_limit = keep_limit,
     attempts = attempts, max_attempts = max_attempts, token_h = token_h, otherwise = otherwise, lifo = lifo == '1',
   }
-  refuse_children(key, o)
-  return decide({
+  check_children(key, o)
+  return apply({
     id = id, key = key, name = plain(v[1]), atm = whole(v[2]) or 0, stc = whole(v[6]) or 0,
     fence = fence, ver = ver, state = 'active', lease = lease, parent_key = v[4], deid = v[5],
     priority = whole(v[7]) and v[7] or '0', cancel = v[8] == '1', defa = v[9], parent = v[10],
   }, o)
 end
 
--- Settles the outcomes whose arguments begin at these places, and says so in `answers`.
-local function settle_others(places)
-  -- One command tells who holds what, another whether any of the jobs has children at all.
+-- Settles the outcomes whose arguments begin at these positions of ARGV, and fills in `answers`.
+local function settle_all(positions)
+  -- One command reads all locks, another tells whether any of the jobs has children.
   local locks, probes = {}, {}
-  for n, at in ipairs(places) do
+  for n, at in ipairs(positions) do
     local key = PREFIX .. ARGV[at]
     locks[n] = key .. ':lock'
     if ARGV[at + 2] == 'complete' or ARGV[at + 2] == 'park' then
@@ -271,17 +265,17 @@ local function settle_others(places)
       with_children[probes[i]:sub(1, -#':dependencies' - 1)] = true
     end
   end
-  prove()
-  for n, at in ipairs(places) do
+  check_types()
+  for n, at in ipairs(positions) do
     answers[(at - FIRST) / WIDTH + 1] = settle(at, locks[n])
   end
-  if #freed > 0 then
-    call('DEL', unpack(freed))
+  if #freed_locks > 0 then
+    call('DEL', unpack(freed_locks))
   end
   if #ids > 0 then
     redis.pcall('SREM', STALLED, unpack(ids))
     if CONCURRENCY and size('LLEN', WAIT) + size('ZCARD', PRIORITIZED) > 0 then
-      wake() -- a slot of the whole queue is free again
+      wake() -- B-14: a slot of the queue's global concurrency is free again
     end
   end
   flush()

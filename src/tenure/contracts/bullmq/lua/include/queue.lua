@@ -1,21 +1,24 @@
--- What every full script of this contract shares: the queue's settings, and the writes that leave once at
--- the end of a script (journal, wake-ups, trim).
+-- The queue's settings, our own state of a job, the journal, and the writes that a script sends once at its end (events
+-- trim, wake-up, journal). A claim that only takes jobs needs no more than this. A script pays for every function that
+-- it defines, so what other scripts need is in step.lua.
 -- @include head
--- Our state of a job, as it stands in the field `tn` (see head.lua).
-local LH = '^(%d+) (%S+) (%d+) (%d+) (%S+) (%d+)$'
-local NEW_LH = '1 waiting 0 0 - 0'
+-- @include journal
+local TN = '^(%d+) (%S+) (%d+) (%d+ %S+ %d+)$' -- the field `tn`, see head.lua
+local NEW_TN = '1 waiting 0 0 - 0'
+local NOT_SETTLED = '0 - 0'
 
--- Our state of a job: ver, state and lease end as our journal left them; zeros for a job not seen yet.
+-- Version, state, lease end, and how the last lease ended (fence, kind and due time, in one text). The version is 0 for
+-- a job that has no `tn`, because only other clients have touched it.
 local function read_tn(words)
-  if words == NEW_LH then
-    return 1, 'waiting', '0', '0', '-', '0'
+  if words == NEW_TN then
+    return 1, 'waiting', '0', NOT_SETTLED
   elseif words then
-    local ver, state, lease, fence, kind, due = match(words, LH)
+    local ver, state, lease, settled = match(words, TN)
     if ver and #ver < 16 and #lease < 16 then
-      return tonumber(ver), state == 'running' and 'active' or state, lease, fence, kind, due
+      return tonumber(ver), state == 'running' and 'active' or state, lease, settled
     end
   end
-  return 0, '', '0', '0', '-', '0'
+  return 0, '', '0', NOT_SETTLED
 end
 
 local settings = call('HMGET', META, 'paused', 'concurrency', 'max', 'duration', 'opts.maxLenEvents')
@@ -23,25 +26,7 @@ local IS_PAUSED = settings[1] and settings[1] ~= '' and true or false
 local CONCURRENCY = whole(settings[2])
 local EVENTS_MAX = whole(settings[5]) and settings[5] or '10000'
 
--- Raises, before a script writes anything, when a key that every job passes through has another type; the caller
--- then runs mend-16.lua and repeats the script. What is written to the other keys may fail: no job depends on it.
-local function prove()
-  call('LLEN', WAIT)
-  call('LLEN', ACTIVE)
-  call('ZCARD', PRIORITIZED)
-  call('ZCARD', DELAYED)
-  call('ZCARD', COMPLETED)
-  call('ZCARD', FAILED)
-  call('ZCARD', CHILDREN)
-end
-
--- The table that a JSON text holds; an empty one where it holds none.
-local function decoded(json)
-  local ok, value = pcall(cjson.decode, json or '')
-  return ok and type(value) == 'table' and value or {}
-end
-
--- How many members a key has; none when it is of another type.
+-- The number of members of a key; 0 for a key of another type.
 local function size(command, key)
   local members = redis.pcall(command, key)
   return type(members) == 'number' and members or 0
@@ -54,86 +39,46 @@ local function each_many(name, key, members)
   end
 end
 
--- A 5.x client pauses by renaming `wait` to `paused` and resumes by renaming it back, over whatever is
--- in `wait`; a 6.x client leaves everything in `wait`. One list is safe with both: `wait`. (B-34)
+-- B-34: a 5.x client pauses by renaming `wait` to `paused`, and resumes by renaming it back, over whatever `wait` holds
+-- by then. A 6.x client leaves all jobs in `wait`. Keeping all jobs in `wait` is safe with both.
 local function merge_paused()
   if call('EXISTS', PAUSED) == 0 then
     return
   end
-  -- The right end is served first: what stood in `paused` waited longer or as long.
-  local late = call('LRANGE', PAUSED, '0', '-1')
-  each_many('RPUSH', WAIT, late)
+  -- Claims pop the right end. Jobs in `paused` have waited at least as long as those in `wait`.
+  local ids = call('LRANGE', PAUSED, '0', '-1')
+  each_many('RPUSH', WAIT, ids)
   call('DEL', PAUSED)
 end
 if IS_PAUSED then
   merge_paused()
 end
 
--- What happens at the end: each of these is written at most once, however many jobs a script touches.
-local wake_wanted, due_changed, trim_wanted = false, false, false
-local at_end = {}
+-- Writes that flush() makes once, however many jobs a script touches.
+local must_wake, must_mark_due, must_trim = false, false, false
+local at_end -- a function of finish.lua
 
 local function wake()
-  wake_wanted = true
+  must_wake = true
 end
 
-local function emit(...)
-  trim_wanted = true
-  return redis.pcall('XADD', EVENTS, '*', 'event', ...)
-end
-
--- Names and ids come from other programs: nothing in them may break the journal's lines.
-local function plain(words)
-  if words and find(words, '%c') then
-    return (string.gsub(words, '%c', ' '))
-  end
-  return words or ''
-end
-
--- An event of the journal as one line; journal.py names its fields. `e` has id, kind, ver, task, from, to, and what
--- else applies.
-local function journal_line(e)
-  local fence = e.fence or '0'
-  return plain(e.id) .. '\t' .. e.kind .. '\t' .. (e.ver or '0') .. '\t' .. NOW_S .. '\t' .. plain(e.task) .. '\t'
-    .. (e.from or '') .. '\t' .. (e.to or '') .. '\t' .. (e.attempt or '0') .. '\t' .. fence .. '\t'
-    .. (e.prev_fence or fence) .. '\t' .. (e.lease or '0') .. '\t' .. (e.prev_lease or '0') .. '\t' .. (e.worker or '')
-    .. '\t' .. (e.max_attempts or '0') .. '\t' .. (e.due or '0') .. '\t' .. (e.error or '') .. '\t'
-    .. (e.payload_h or '') .. '\t' .. (e.result_h or '') .. '\t' .. (e.token_h or '') .. '\t' .. (e.priority or '0')
-    .. '\t' .. (e.data or '')
-end
-
--- Events gather while a script runs and leave in few entries: history costs a text and not a command. `lines`
--- alternates field name and event.
-local lines, lines_n = {}, 0
-local function note(e)
-  lines[lines_n + 1] = 'e'
-  lines_n = lines_n + 2
-  lines[lines_n] = journal_line(e)
-end
-
--- Every script ends here.
+-- Every script ends with this.
 local function flush()
-  if at_end[1] then
-    at_end[1]()
+  if at_end then
+    at_end()
   end
-  -- A job is claimable by somebody unless the queue is paused or as many run as may.
-  if wake_wanted and not IS_PAUSED and not (CONCURRENCY and size('LLEN', ACTIVE) >= CONCURRENCY) then
+  -- No worker is woken while the queue is paused or its global concurrency is reached.
+  if must_wake and not IS_PAUSED and not (CONCURRENCY and size('LLEN', ACTIVE) >= CONCURRENCY) then
     redis.pcall('ZADD', MARKER, '0', '0')
   end
-  if due_changed then
+  if must_mark_due then
     local first = redis.pcall('ZRANGE', DELAYED, '0', '0', 'WITHSCORES')
     if first[2] then
       redis.pcall('ZADD', MARKER, text[math.floor(first[2] / SLOTS)], '1')
     end
   end
-  if trim_wanted then
+  if must_trim then
     redis.pcall('XTRIM', EVENTS, 'MAXLEN', '~', EVENTS_MAX)
   end
-  if lines_n == 2 then
-    redis.pcall('XADD', JOURNAL, '*', 'e', lines[2])
-  else
-    for from = 1, lines_n, 200 do
-      redis.pcall('XADD', JOURNAL, '*', unpack(lines, from, math.min(from + 199, lines_n)))
-    end
-  end
+  flush_journal(redis.pcall)
 end

@@ -1,8 +1,8 @@
--- Takes back what ran out: a job in `active` whose lock is gone. BullMQ's workers can neither extend nor
--- settle without the lock, so nobody is robbed. The check and the step are one.
+-- Reclaims jobs in `active` whose lock is gone (B-28). BullMQ's workers can neither extend nor settle without the lock,
+-- so no lease is taken from a worker that still has it. The check and the reclaim are one step.
 
--- The job goes to the front of `wait`; one that was lost too often, or that is to be cancelled,
--- carries its failure with it, and the next pickup fails it at once. Returns whether there was a job.
+-- The job goes to the front of `wait`. If its lease ran out too often, or if it is to be cancelled, it gets a deferred
+-- failure, and the next pickup fails it (B-17). Returns whether there was a job.
 local function reap(id, stalled_max)
   local key = PREFIX .. id
   call('LREM', ACTIVE, '1', id)
@@ -12,7 +12,7 @@ local function reap(id, stalled_max)
     return false
   end
   if not v[1] then
-    return false -- B-27: an id without a job does not stay in `active`
+    return false -- B-27
   end
   local ver, _, lease = read_tn(v[5])
   local atm, stc = whole(v[2]) or 0, whole(v[3]) or 0
@@ -35,7 +35,7 @@ local function reap(id, stalled_max)
   return true
 end
 
--- Looks through `active` from the newest to the oldest, so that the oldest is first in `wait` again.
+-- Goes through `active` from the newest to the oldest, so that the oldest ends up first in `wait`.
 local function reap_lockless(stalled_max)
   local ids = call('LRANGE', ACTIVE, '0', '-1')
   local reaped = 0
@@ -44,7 +44,7 @@ local function reap_lockless(stalled_max)
     for i = from, math.min(from + 99, #ids) do
       keys[#keys + 1] = PREFIX .. ids[i] .. ':lock'
     end
-    local locks = call('MGET', unpack(keys)) -- a key of another type is no lock either
+    local locks = call('MGET', unpack(keys)) -- nil also for a key of another type, which is no lock
     for i, lock in ipairs(keys) do
       if not locks[i] then
         local id = ids[from + i - 1]

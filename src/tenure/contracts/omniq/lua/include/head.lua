@@ -1,66 +1,64 @@
--- What every script of this contract shares: quarantine, the queue's keys, the clock, the journal, and the writes
--- that are sent once at the end of a script, however many jobs it touched.
+-- What every script of this contract shares: quarantine, the queue's keys, the clock, the journal, and the writes that
+-- are collected and sent once at the end of a script.
 -- The including script sets GIVEN_NOW first: a caller's time in ms, or '0' for the server's clock.
 --
--- The data is OmniQ's. Our own state of a job is one more field of its hash, `tn`, eight words:
+-- The data is OmniQ's. Our own state of a job is one more field of its hash, `tn`, with eight values:
 --   ver fence state lease_until worker settled_token settled_kind settled_due
--- version, fence, state and lease end as our journal left them, and how the last lease ended. A job
--- that only other clients have touched has no such field.
--- Numbers become text once: Redis formats a Lua number at ten times the cost of a text, and differently
--- from 1e14 on.
-local BASE = string.sub(KEYS[1], 1, -6) -- the anchor is BASE:meta, and is never written
+-- The first four are as our last journal event left them; the last three say how the last lease ended. A job that only
+-- other clients have changed has no such field.
+-- @include text
+local BASE = string.sub(KEYS[1], 1, -6) -- without ':meta'
 local match, find, format = string.match, string.find, string.format
 
--- Commands that do not raise for what another program wrote. A value that the command for its key cannot read
--- is set aside, and the command runs again as on a missing key: so no script stops after its first write, and
--- no bad record is met twice. Any other error, such as a server that refuses writes, is raised as it is.
--- The stream `quarantine` has id, reason and a part of the content of the records that were set aside;
--- the value itself is kept for a week under `quarantine:<name>.<type>`. The list `quarantine:new` holds what no
--- worker has logged yet.
-local set_aside_n = 0
-local set_aside -- (key, reason)
+-- Quarantine. `call` runs a command. If the command fails because another program wrote another type or value, that
+-- value is quarantined, and the command runs again as on a missing key. So no script stops after its first write, and
+-- no script meets the same bad record again. Other errors, such as a server that refuses writes, are raised.
+-- The stream `quarantine` has id, reason and a part of the content of each record. The value itself is kept for a week
+-- as `quarantine:<name>.<type>`. The list `quarantine:new` has the records that no worker has logged yet.
+local quarantined_n = 0
+local quarantine -- (key, reason)
 local protected = redis.pcall
-local write = redis.call -- for keys that the script has read before, so that their type is known
+local write = redis.call -- for keys whose type is known, because the script has read them
 
 local function call(...)
   local reply = protected(...)
   if type(reply) == 'table' and reply.err then
-    return set_aside(nil, reply.err, ...)
+    return quarantine(nil, reply.err, ...)
   end
   return reply
 end
 
--- A number that another program may have written; `missing` where there is none, nil where it is no number or
--- too large to be counted with.
-local function figure(words, missing)
-  if not words or words == '' then
+-- A number that another program may have written: `missing` if there is none, nil if it is not a number or too large
+-- to calculate with.
+local function figure(value, missing)
+  if not value or value == '' then
     return missing
   end
-  local n = tonumber(words)
+  local n = tonumber(value)
   return n and n > -9e15 and n < 9e15 and n or nil
 end
 
--- Sets a key aside. With a command after the reason, which is then the server's error, only if that error is the
--- value's fault; the command runs again. All that is needed for it is made here: every script would pay for it.
-function set_aside(key, reason, ...)
+-- Quarantines a key. With a failed command after the reason, which is then its error, it does so only if the value is
+-- the cause, and runs the command again. It defines its own helpers, because defining them costs time in every script.
+function quarantine(key, reason, ...)
   local command = { ... }
 
-  -- The first elements of a value, shortened, to be read by people.
-  local function part_of(kind)
+  -- The first elements of a value, shortened, for the quarantine stream.
+  local function excerpt(kind)
     local reads = { string = { 'GETRANGE', '0', '1023' }, list = { 'LRANGE', '0', '9' }, zset = { 'ZRANGE', '0', '9' },
       set = { 'SRANDMEMBER', '10' }, hash = { 'HRANDFIELD', '20', 'WITHVALUES' } }
     local read = reads[kind]
-    local part = read and write(read[1], key, unpack(read, 2)) or ''
-    if type(part) == 'table' then
-      for i, each in ipairs(part) do
-        part[i] = string.sub(each, 1, 100)
+    local found = read and write(read[1], key, unpack(read, 2)) or ''
+    if type(found) == 'table' then
+      for i, each in ipairs(found) do
+        found[i] = string.sub(each, 1, 100)
       end
-      part = table.concat(part, ' ')
+      found = table.concat(found, ' ')
     end
-    return string.sub(part, 1, 1024)
+    return string.sub(found, 1, 1024)
   end
 
-  -- Holders of leases prove them by this table, so it is made anew at once, from its mirror and the jobs.
+  -- Leases are checked against this table, so it is made again at once, from its index table and the jobs.
   local function restore_active()
     for _, id in ipairs(call('ZRANGE', BASE .. ':idx:active', '0', '9999')) do
       local v = call('HMGET', BASE .. ':job:' .. id, 'state', 'lock_until_ms')
@@ -75,19 +73,19 @@ function set_aside(key, reason, ...)
     if kind == 'none' then
       return
     end
-    local quarantine = BASE .. ':quarantine'
-    local name, part = string.sub(key, #BASE + 2, #BASE + 600), part_of(kind)
-    local kept = quarantine .. ':' .. name .. '.' .. kind
+    local stream = BASE .. ':quarantine'
+    local name, raw = string.sub(key, #BASE + 2, #BASE + 600), excerpt(kind)
+    local kept = stream .. ':' .. name .. '.' .. kind
     write('RENAME', key, kept)
     write('PEXPIRE', kept, '604800000')
     local id = string.match(name, '^job:(.*)$') or ''
     local why = string.sub(name .. ' is a ' .. kind .. '; ' .. reason, 1, 400)
-    call('XADD', quarantine, 'MAXLEN', '~', '10000', '*', 'id', id, 'reason', why, 'raw', part, 'key', kept)
-    call('RPUSH', quarantine .. ':new', id .. '\n' .. why)
-    call('LTRIM', quarantine .. ':new', '-1000', '-1')
+    call('XADD', stream, 'MAXLEN', '~', '10000', '*', 'id', id, 'reason', why, 'raw', raw, 'key', kept)
+    call('RPUSH', stream .. ':new', id .. '\n' .. why)
+    call('LTRIM', stream .. ':new', '-1000', '-1')
     call('HINCRBY', BASE .. ':counters', 'quarantined', '1')
-    set_aside_n = set_aside_n + 1
-    if id == '' then -- what stood in a lane is found again by its jobs' hashes
+    quarantined_n = quarantined_n + 1
+    if id == '' then -- a repair finds the jobs of a lost lane by their hashes
       call('HINCRBY', BASE .. ':upkeep', 'recount', '1')
     end
     if key == BASE .. ':active' then
@@ -99,9 +97,9 @@ function set_aside(key, reason, ...)
     return move_away()
   end
   key = command[2]
-  for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow', 'exceeds maximum', 'exhausted' }) do
-    if string.find(reason, words, 1, true) then
-      if command[1] == 'HINCRBY' and words ~= 'WRONGTYPE' then
+  for _, cause in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow', 'exceeds maximum', 'exhausted' }) do
+    if string.find(reason, cause, 1, true) then
+      if command[1] == 'HINCRBY' and cause ~= 'WRONGTYPE' then
         write('HDEL', key, command[3])
       else
         reason = command[1] .. ' cannot use it: ' .. reason
@@ -125,15 +123,7 @@ local STATS, JOURNAL, IDX = BASE .. ':stats', BASE .. ':journal', BASE .. ':idx:
 local JOB, GROUP = BASE .. ':job:', BASE .. ':g:'
 local MANY = 2000 -- unpack has a limit
 
-local text = setmetatable({}, {
-  __index = function(cache, number)
-    local made = format('%.0f', number)
-    cache[number] = made
-    return made
-  end,
-})
-
--- Calls `name key` with any number of members in as few commands as unpack allows.
+-- Runs `name key` with any number of members, in as few commands as unpack allows.
 local function each_many(name, key, members)
   local n = #members
   if n == 0 then
@@ -146,15 +136,16 @@ end
 
 -- @include journal
 
--- Ids and names come from other programs: nothing in them may break the journal's lines.
-local function plain(words)
-  if words and find(words, '%c') then
-    return (string.gsub(words, '%c', ' '))
+-- An id or name of another program, without control characters: they would break the journal's lines.
+local function plain(name)
+  if name and find(name, '%c') then
+    return (string.gsub(name, '%c', ' '))
   end
-  return words or ''
+  return name or ''
 end
 
--- `rest`: result hash, payload hash, error code, due, data, joined by tabs; what does not apply is left off.
+-- Adds an event to the journal. `rest`: result hash, payload hash, error code, due, data, joined by tabs; empty columns
+-- at the end are left off.
 local function note(id, kind, ver, task, from, to, attempt, fence, prev_fence, lease, prev_lease, worker,
     max_attempts, gid, rest)
   add_line(plain(id), '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from
@@ -163,22 +154,22 @@ local function note(id, kind, ver, task, from, to, attempt, fence, prev_fence, l
     .. (rest and '\t' .. rest or ''))
 end
 
--- A step moves jobs in several tables at once; each table is written once, by flush_moves.
+-- A script changes several tables for many jobs; flush_moves writes each table once.
 local moved = {
   off = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },
   on = { wait = {}, active = {}, delayed = {}, failed = {}, completed = {} },
 }
 local active_off, active_on = {}, {}
 local dirty, times = {}, {}
-local group_waiting = 0 -- by how much it changed
+local group_waiting = 0 -- the change of the counter `group_waiting`
 local counted = {}
-local wake_wanted = false
+local needs_wake = false
 
 local function count(name, n)
   counted[name] = (counted[name] or 0) + (n or 1)
 end
 
--- The job left one state for another: the mirror tables that monitors read follow.
+-- Moves a job from one state to another in the index tables, which monitors read.
 local function move(id, from, to)
   if from then
     local off = moved.off[from]
@@ -216,8 +207,8 @@ local function flush_moves()
   end
 end
 
--- The counters of monitors. Whatever can be counted at once is counted and not added up, so that a
--- client that keeps no counters (OmniQ 1.x) cannot make them wrong for good.
+-- Writes the counters for monitors. If Redis knows a count, it is read and not added up, so that OmniQ 1.x, which does
+-- not update counters, cannot make them wrong for good.
 local function flush_stats()
   local set, n = {}, 0
   local function put(name, value)
@@ -258,7 +249,7 @@ local function flush_stats()
   end
 end
 
--- Every script that changes something ends here.
+-- Every script that changes something calls this at its end.
 local function flush()
   flush_moves()
   flush_stats()
@@ -266,7 +257,7 @@ local function flush()
   for name, n in pairs(counted) do
     call('HINCRBY', BASE .. ':counters', name, text[n])
   end
-  if wake_wanted then -- idle workers of ours block on this stream
+  if needs_wake then -- our idle workers block on this stream
     call('XADD', BASE .. ':wake', 'MAXLEN', '1', '*', 'w', '1')
   end
 end

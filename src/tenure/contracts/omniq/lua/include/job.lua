@@ -1,9 +1,9 @@
 -- Jobs, their lanes and groups, and the check that every holder of a lease has to pass.
 
--- Lanes. An ungrouped job waits in one list; a group has a list, a count of leased jobs and a limit of
--- its own, and is in the zset of ready groups while it has work and a free slot.
-local freed, looked_at = {}, {}
-local GROUP_IDLE_MS = '604800000' -- how long an idle group's limit is remembered
+-- Lanes. Ungrouped jobs wait in one list. Each group has its own list, count of leased jobs and limit; it is in the
+-- sorted set of ready groups while it has work and a free slot.
+local freed_slots, changed_groups = {}, {}
+local GROUP_IDLE_MS = '604800000' -- how long the limit of an idle group is kept
 
 local function lane_of(gid)
   return gid and gid ~= '' and GROUP .. gid .. ':wait' or WAIT
@@ -15,19 +15,19 @@ local function slots_of(gid)
   return limit > 0 and limit or 1, math.max(0, figure(v[2], 0) or 0)
 end
 
--- A job joins its lane: at the end, or in front when it comes back through no fault of its own.
+-- Adds a job to its lane: at the end, or in front if it comes back without having failed.
 local function join_lane(id, gid, in_front)
   call(in_front and 'LPUSH' or 'RPUSH', lane_of(gid), id)
   if gid and gid ~= '' then
     group_waiting = group_waiting + 1
-    looked_at[gid] = true
+    changed_groups[gid] = true
   end
-  wake_wanted = true
+  needs_wake = true
 end
 
 local function free_slot(gid)
   if gid and gid ~= '' then
-    freed[gid] = (freed[gid] or 0) + 1
+    freed_slots[gid] = (freed_slots[gid] or 0) + 1
   end
 end
 
@@ -38,16 +38,16 @@ local function make_ready(gid)
   ready_n = ready_n + 2
 end
 
--- A group without waiting and running jobs keeps only its limit, and that for a week.
+-- A group without waiting and running jobs keeps only its limit, for a week.
 local function forget_group(gid)
   call('DEL', GROUP .. gid .. ':inflight')
   call('PEXPIRE', GROUP .. gid .. ':limit', GROUP_IDLE_MS)
 end
 
--- Slots that leases gave back: all counts are read at once and written at once.
+-- Writes the slots that ended leases freed. All counts are read by one command and written by one.
 local function flush_freed()
   local gids, keys = {}, {}
-  for gid in pairs(freed) do
+  for gid in pairs(freed_slots) do
     gids[#gids + 1] = gid
     keys[#keys + 1] = GROUP .. gid .. ':inflight'
   end
@@ -56,38 +56,38 @@ local function flush_freed()
   end
   local counts, set, n = call('MGET', unpack(keys)), {}, 0
   for i, gid in ipairs(gids) do
-    local left = (figure(counts[i], 0) or 0) - freed[gid]
+    local left = (figure(counts[i], 0) or 0) - freed_slots[gid]
     if left > 0 then
       set[n + 1], set[n + 2], n = keys[i], text[left], n + 2
-      looked_at[gid] = true
+      changed_groups[gid] = true
     elseif call('EXISTS', lane_of(gid)) == 0 then
       forget_group(gid)
-      looked_at[gid] = nil
+      changed_groups[gid] = nil
     else
       set[n + 1], set[n + 2], n = keys[i], '0', n + 2
-      make_ready(gid) -- none of its jobs runs, and no limit is below one
-      looked_at[gid] = nil
+      make_ready(gid) -- none of its jobs runs, and a limit is at least 1
+      changed_groups[gid] = nil
     end
   end
   if n > 0 then
     call('MSET', unpack(set))
   end
-  freed = {}
+  freed_slots = {}
 end
 
--- Groups that got work or a slot become ready, unless they are.
+-- Makes groups ready that got work or a free slot.
 local function flush_groups()
   flush_freed()
-  for gid in pairs(looked_at) do
+  for gid in pairs(changed_groups) do
     local limit, inflight = slots_of(gid)
     if inflight < limit and call('EXISTS', lane_of(gid)) == 1 then
       make_ready(gid)
     end
   end
-  looked_at = {}
+  changed_groups = {}
   if ready_n > 0 then
     dirty.groups = true
-    wake_wanted = true
+    needs_wake = true
     for from = 1, ready_n, MANY do
       call('ZADD', READY, 'NX', unpack(ready, from, math.min(from + MANY - 1, ready_n)))
     end
@@ -95,16 +95,15 @@ local function flush_groups()
   end
 end
 
--- A job as its hash says, and our own state of it, the field `tn` (see head.lua).
+-- A job's hash, with our own state of it in the field `tn` (see head.lua).
 local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
 local TN = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 
-local function number(words)
-  return figure(words, 0) or 0
+local function number(value)
+  return figure(value, 0) or 0
 end
 
--- All that a transition needs, from the values of `HMGET state attempt max_attempts timeout_ms gid lease_token tn task
--- cancel lock_until_ms`.
+-- A job from the values of `HMGET state attempt max_attempts timeout_ms gid lease_token tn task cancel lock_until_ms`.
 local function job_of(id, key, v)
   local job = { id = id, key = key, state = v[1], attempt = number(v[2]), max_attempts = number(v[3]),
     timeout_ms = number(v[4]), gid = v[5] or '', token = v[6] or '', task = v[8] or '', cancel = v[9] == '1',
@@ -123,20 +122,20 @@ local function job_of(id, key, v)
   return job
 end
 
--- The job; nil when there is no such job, or none that can be read.
+-- The job; nil if there is none or it cannot be read.
 local function read_job(id)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn',
     'task', 'cancel', 'lock_until_ms')
   if not STATES[v[1]] then
-    set_aside(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is none of a job')
+    quarantine(key, 'the state ' .. string.sub(v[1] or '', 1, 40) .. ' is not a state of a job')
     return nil
   end
   return job_of(id, key, v)
 end
 
--- What our journal left, where the job has only been promoted since; else what the hash says, because
--- another client has made a step that we have not seen.
+-- The state from which the next journal event starts: that of our last event, if the job was at most promoted since;
+-- otherwise that of the hash, because another client has changed the job.
 local function state_left(job)
   if job.state == job.was or (job.state == 'wait' and job.was == 'delayed') or job.taken_back then
     return job.was
@@ -144,14 +143,14 @@ local function state_left(job)
   return job.state
 end
 
--- The field `tn` after a step: state and lease are new, and so is how the lease ended, if it did.
-local function words(job, state, lease, worker)
+-- The field `tn` after a step.
+local function tn_field(job, state, lease, worker)
   return text[job.ver] .. ' ' .. text[job.fence] .. ' ' .. state .. ' ' .. lease .. ' ' .. worker .. ' '
     .. job.settled_token .. ' ' .. job.settled_kind .. ' ' .. job.settled_due
 end
 
--- A job that another client published enters our history when we first see it.
-local function first_sight(job)
+-- A job that another client published gets its `submit` event when one of our scripts first changes it.
+local function ensure_known(job)
   if job.known then
     return
   end
@@ -160,7 +159,7 @@ local function first_sight(job)
     '0', '0', '0', '', text[job.max_attempts], job.gid, '\t\t\t0\tseen')
 end
 
--- One step of a job's history; fence and worker are the current ones.
+-- Records one step of a job in the journal.
 local function record(job, kind, to, attempt, lease, worker, rest)
   local fence = text[job.fence]
   job.ver = job.ver + 1
@@ -168,8 +167,8 @@ local function record(job, kind, to, attempt, lease, worker, rest)
     job.lease, worker == '-' and '' or worker, text[job.max_attempts], job.gid, rest)
 end
 
--- The fence. A caller may end or keep a lease when its token is the job's and, where it names one, its
--- fence too. Returns nil, or OmniQ's word for why not, in the order of its checks.
+-- The fence. A caller may end or extend a lease if its token is the job's and, if it names one, its fence too. Returns
+-- nil, or OmniQ's reason, in the order of OmniQ's checks.
 local function refusal(job, token, fence, is_active)
   if token == '' then
     return 'TOKEN_REQUIRED'
@@ -180,14 +179,14 @@ local function refusal(job, token, fence, is_active)
   if fence ~= '' and tonumber(fence) ~= job.fence and job.known then
     return 'TOKEN_MISMATCH'
   end
-  -- While damage is not repaired, the table of leases may lack some: then the hash alone proves them.
+  -- While a repair is due, leases may be missing in the table: then the hash alone decides.
   if job.state ~= 'active' or not (is_active or call('HEXISTS', BASE .. ':upkeep', 'recount') == 1) then
     return 'NOT_ACTIVE'
   end
   return nil
 end
 
--- Notes in the journal that a stale holder was refused and nothing was changed.
+-- Records in the journal that a stale holder was refused and nothing was changed.
 local function reject(id, job, fence, worker, what)
   local state = job and job.state or ''
   note(id, 'reject', '0', job and plain(job.task) or '', state, state, '0', fence ~= '' and fence or '0',
@@ -195,8 +194,8 @@ local function reject(id, job, fence, worker, what)
   count('rejected')
 end
 
--- Keeps one lease. Returns when it ends now, and nil; or nil and why not. `lazy`: write only when it is time.
-local function keep(id, token, fence, worker, lazy)
+-- Extends one lease. Returns its end; or nil and why not. `lazy`: write only if little of the lease is left.
+local function extend(id, token, fence, worker, lazy)
   local job = read_job(id)
   local lock = call('ZSCORE', ACTIVE, id)
   local why = refusal(job, token, fence, lock)
@@ -210,10 +209,10 @@ local function keep(id, token, fence, worker, lazy)
   if new == held or (lazy and held - NOW > lease_ms * 0.6) then
     return held, nil, job, lease_ms
   end
-  first_sight(job)
+  ensure_known(job)
   record(job, 'extend', 'active', job.attempt, text[new], job.worker)
   write('HSET', job.key, 'lock_until_ms', text[new], 'updated_ms', NOW_S, 'tn',
-    words(job, 'active', text[new], job.worker))
+    tn_field(job, 'active', text[new], job.worker))
   active_on[#active_on + 1], active_on[#active_on + 2] = text[new], id
   return new, nil, job, lease_ms
 end

@@ -1,15 +1,16 @@
--- Grants leases: jobs leave the two lanes in turn, groups one job each in the order in which they became
--- ready, never beyond a group's limit. The including script sets SEED and WORKER first.
+-- Grants leases. Grouped and ungrouped jobs take turns. Groups give one job each, in the order in which they became
+-- ready, and never exceed their limit. The including script sets SEED and WORKER first.
+-- @include utf8
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
-local dropped, DROPS_MAX = 0, 1000 -- one claim passes over no more entries that are no jobs
+local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that are not waiting jobs
 local seq_at, seq_end = 0, 0
 
--- Tokens are unique by OmniQ's own sequence and secret by the claimer's seed.
-local function next_token(id, wanted)
+-- A token is unique because of OmniQ's own sequence, and secret because of the claimer's random prefix.
+local function next_token(id, limit)
   if seq_at >= seq_end then
-    seq_end = call('INCRBY', BASE .. ':lease:seq', text[wanted])
-    seq_at = seq_end - wanted
+    seq_end = call('INCRBY', BASE .. ':lease:seq', text[limit])
+    seq_at = seq_end - limit
   end
   seq_at = seq_at + 1
   if SEED == '' then
@@ -18,35 +19,22 @@ local function next_token(id, wanted)
   return SEED .. '.' .. text[seq_at]
 end
 
--- Whether an id can be sent to a worker: it is not empty, not huge, and UTF-8.
-local function is_usable(id)
-  if #id == 0 or #id > 2048 then
-    return false
-  end
-  for _, sequence in ipairs({ '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
-    '\244[\128-\143][\128-\191][\128-\191]', '\224[\160-\191][\128-\191]', '\237[\128-\159][\128-\191]',
-    '[\225-\236\238\239][\128-\191][\128-\191]', '[\194-\223][\128-\191]' }) do
-    id = string.gsub(id, sequence, ' ')
-  end
-  return not string.find(id, '[\128-\255]')
-end
-
--- Drops an entry of a lane that is no waiting job: the job is gone, was there twice, or cannot be read.
+-- Drops a lane's entry that is not a waiting job: the job was deleted, was in the lane twice, or cannot be read.
 local function drop(id, state, flaw)
   dropped = dropped + 1
   dirty.wait = true
   if STATES[state] and not flaw then
     return false
   end
-  set_aside(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is none of a job')
+  quarantine(JOB .. id, flaw or 'the state ' .. string.sub(state or '', 1, 40) .. ' is not a state of a job')
   move(id, 'wait', nil)
   add_line(plain(string.sub(id, 1, 512)), '\texpire\t0\t' .. NOW_S .. '\t')
   return false
 end
 
--- Leases one job that has left the lane of a group ('': none). False when there is nothing to lease: a job of
--- another group would take a slot that it never gives back.
-local function grant(id, wanted, lane_gid)
+-- Leases one job that was taken from the lane of a group ('': none). False if it cannot be leased. That includes a job
+-- of another group: its end would free a slot of that other group.
+local function grant(id, limit, lane_gid)
   local key = JOB .. id
   local v = call('HMGET', key, 'state', 'attempt', 'max_attempts', 'timeout_ms', 'gid', 'lease_token', 'tn', 'task',
     'cancel', 'lock_until_ms', 'payload', 'created_ms', 'first_started_ms', 'trace')
@@ -55,22 +43,22 @@ local function grant(id, wanted, lane_gid)
   end
   local attempt, most, lease_ms, created = figure(v[2], 0), figure(v[3], 1), figure(v[4], 0), figure(v[12], 0)
   if not (attempt and most and lease_ms and created) then
-    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is no number')
+    return drop(id, v[1], 'attempt, max_attempts, timeout_ms or created_ms is not a number')
   elseif not v[11] then
     return drop(id, v[1], 'it has no payload')
-  elseif (#id == 0 or #id > 64 or find(id, '[\128-\255]')) and not is_usable(id) then
+  elseif #id == 0 or #id > 2048 or (find(id, '[\128-\255]') and not is_utf8(id)) then
     return drop(id, v[1], 'its id is not UTF-8 of 1 to 2048 bytes')
   elseif (v[5] or '') ~= lane_gid then
     return drop(id, v[1])
   end
   attempt = attempt + 1
   lease_ms = lease_ms > 0 and lease_ms or DEFAULT_LEASE_MS
-  local lock, token = text[NOW + lease_ms], next_token(id, wanted)
+  local lock, token = text[NOW + lease_ms], next_token(id, limit)
   local job = job_of(id, key, v)
   local task, max_attempts = plain(job.task), text[job.max_attempts]
-  first_sight(job)
+  ensure_known(job)
   job.ver, job.fence = job.ver + 1, job.fence + 1
-  local tn = words(job, 'active', lock, WORKER)
+  local tn = tn_field(job, 'active', lock, WORKER)
   note(id, 'claim', text[job.ver], task, state_left(job), 'active', text[attempt], text[job.fence],
     text[job.fence - 1], lock, '0', WORKER, max_attempts, job.gid)
   if v[13] and v[13] ~= '' then
@@ -89,16 +77,16 @@ local function grant(id, wanted, lane_gid)
   return true
 end
 
--- Up to `wanted` from the ungrouped lane.
-local function take_ungrouped(wanted)
+-- Up to `limit` from the ungrouped lane.
+local function take_ungrouped(limit)
   local taken = 0
-  while taken < wanted and dropped < DROPS_MAX do
-    local ids = call('LPOP', WAIT, text[wanted - taken])
+  while taken < limit and dropped < DROPS_MAX do
+    local ids = call('LPOP', WAIT, text[limit - taken])
     if not ids then
       break
     end
     for _, id in ipairs(ids) do
-      if grant(id, wanted, '') then
+      if grant(id, limit, '') then
         taken = taken + 1
       end
     end
@@ -107,11 +95,11 @@ local function take_ungrouped(wanted)
 end
 
 -- One job of a group's list that can be leased; false when there is none.
-local function take_first(list, wanted, gid)
+local function take_first(list, limit, gid)
   local id = call('LPOP', list)
   while id do
     group_waiting = group_waiting - 1
-    if grant(id, wanted, gid) then
+    if grant(id, limit, gid) then
       return true
     end
     id = dropped < DROPS_MAX and call('LPOP', list)
@@ -119,24 +107,24 @@ local function take_first(list, wanted, gid)
   return false
 end
 
--- Takes one job of each group in `popped`; returns how many were granted. Counts and limits are read
--- at once, and counts are written at once. A group at its limit becomes ready again with a free slot.
-local function take_round(popped, wanted)
+-- Takes one job of each group in `popped`; returns how many were granted. One command reads all counts and limits, and
+-- one writes all counts. A group at its limit becomes ready again when a slot is free.
+local function take_round(popped, limit)
   local keys, set, again, taken = {}, {}, {}, 0
   for i = 1, #popped, 2 do
     keys[i], keys[i + 1] = GROUP .. popped[i] .. ':limit', GROUP .. popped[i] .. ':inflight'
   end
   local counts = call('MGET', unpack(keys))
   for i = 1, #popped, 2 do
-    local limit, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
-    limit = limit > 0 and limit or 1
+    local slots, inflight = figure(counts[i], 1) or 1, math.max(0, figure(counts[i + 1], 0) or 0)
+    slots = slots > 0 and slots or 1
     local list = GROUP .. popped[i] .. ':wait'
-    if inflight < limit then
-      if take_first(list, wanted, popped[i]) then
+    if inflight < slots then
+      if take_first(list, limit, popped[i]) then
         taken, inflight = taken + 1, inflight + 1
         set[#set + 1], set[#set + 2] = keys[i + 1], text[inflight]
       end
-      if inflight < limit and call('EXISTS', list) == 1 then
+      if inflight < slots and call('EXISTS', list) == 1 then
         again[#again + 1], again[#again + 2] = NOW_S, popped[i]
       end
     end
@@ -148,28 +136,28 @@ local function take_round(popped, wanted)
   return taken
 end
 
--- Up to `wanted` from the groups, one of each in turn: a long group waits behind the short ones.
-local function take_grouped(wanted)
+-- Up to `limit` from the groups, one of each in turn, so that a long group does not starve the others.
+local function take_grouped(limit)
   local taken = 0
-  while taken < wanted and dropped < DROPS_MAX do
-    local popped = call('ZPOPMIN', READY, text[wanted - taken])
+  while taken < limit and dropped < DROPS_MAX do
+    local popped = call('ZPOPMIN', READY, text[limit - taken])
     if #popped == 0 then
       break
     end
     dirty.groups = true
-    taken = taken + take_round(popped, wanted)
+    taken = taken + take_round(popped, limit)
   end
   return taken
 end
 
--- Both lanes in turn: when both have work, each gets half. Every grant flips the turn.
+-- Up to `limit` from both lanes: if both have work, each gets half. Every grant changes whose turn it is.
 local function take(limit)
   local rr = BASE .. ':lane:rr'
   local turn = call('GET', rr) == '1' and 1 or 0
   local taken = 0
   if call('EXISTS', READY) == 1 then
-    local share = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
-    taken = take_grouped(share)
+    local half = turn == 0 and math.ceil(limit / 2) or math.floor(limit / 2)
+    taken = take_grouped(half)
     taken = taken + take_ungrouped(limit - taken)
     taken = taken + take_grouped(limit - taken)
   else

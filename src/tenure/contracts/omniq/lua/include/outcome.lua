@@ -1,17 +1,17 @@
--- The ends of a lease: completed, failed, or back to wait and delayed. The caller has checked that
--- it holds the lease. Everything else that ends a job for good comes through here too.
+-- Ends leases: the job is completed, has failed, or waits again. The caller has checked the lease. Jobs that end
+-- without a lease are ended here too.
 local KEEP_COMPLETED, KEEP_FAILED = 100, 10000
-local TRIM_MAX = 5000 -- of one call: a list that another program filled is trimmed step by step
+local TRIM_MAX = 5000 -- per call: a list that another program filled is trimmed step by step
 local finished = { completed = {}, failed = {} }
 
--- Appends to the job's event stream. Only rare events are written; followers read the others from the hash.
-local function tell(id, kind, data)
+-- Appends to the job's event stream. Only rare events are written there; the ledger makes the others from the hash.
+local function append_event(id, kind, data)
   local key = BASE .. ':events:' .. id
   call('XADD', key, 'MAXLEN', '~', '1000', '*', 'type', kind, 'ts', NOW_S, 'data', data)
   call('PEXPIRE', key, '604800000')
 end
 
-local function no_longer_leased(job)
+local function end_lease(job)
   if job.state == 'active' then
     active_off[#active_off + 1] = job.id
     free_slot(job.gid)
@@ -27,7 +27,7 @@ end
 local function complete(job, o)
   settled(job, 'complete', 0)
   record(job, 'complete', 'completed', job.attempt, '0', job.worker, o.result_h)
-  local tn = words(job, 'completed', '0', job.worker)
+  local tn = tn_field(job, 'completed', '0', job.worker)
   if o.result and o.result ~= '' and o.result ~= 'null' then
     write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'tn', tn, 'result', o.result)
@@ -35,7 +35,7 @@ local function complete(job, o)
     write('HSET', job.key, 'state', 'completed', 'completed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
       'lock_until_ms', '', 'tn', tn)
   end
-  no_longer_leased(job)
+  end_lease(job)
   move(job.id, 'active', 'completed')
   finished.completed[#finished.completed + 1] = job.id
   times.last_finish_ms = true
@@ -49,44 +49,44 @@ local function set_error(job, o)
   end
 end
 
--- Failed for good; `kind` is bury or cancel. A waiting job has left its lane before. `by_time`: its
--- lease ran out.
+-- The job has failed for good; `kind` is bury or cancel. A waiting job has left its lane before. `by_time`: its lease
+-- has expired.
 local function fail(job, o, kind, by_time)
   local from = job.state
   settled(job, kind == 'cancel' and 'cancel' or 'bury', 0)
   record(job, kind, 'failed', job.attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t0')
-  no_longer_leased(job)
+  end_lease(job)
   set_error(job, o)
   write('HSET', job.key, 'state', 'failed', 'failed_ms', NOW_S, 'updated_ms', NOW_S, 'lease_token', '',
-    'lock_until_ms', '', 'tn', words(job, 'failed', '0', job.worker))
+    'lock_until_ms', '', 'tn', tn_field(job, 'failed', '0', job.worker))
   move(job.id, from, 'failed')
   finished.failed[#finished.failed + 1] = job.id
-  tell(job.id, 'failed', o.error_json and o.error_json ~= '' and '{"error":' .. o.error_json .. '}' or '{}')
+  append_event(job.id, 'failed', o.error_json and o.error_json ~= '' and '{"error":' .. o.error_json .. '}' or '{}')
   times.last_finish_ms = not by_time or times.last_finish_ms
   count(kind == 'cancel' and 'cancelled' or 'failed')
 end
 
--- Back to the queue, due at `due` (0: at once, and in front unless it failed).
-local function back(job, o, kind, attempt, due, in_front)
+-- The job waits again until `due` (0: it is added to its lane at once).
+local function requeue(job, o, kind, attempt, due, in_front)
   settled(job, kind, due)
   local to = due > 0 and 'delayed' or 'wait'
   record(job, kind, to, attempt, '0', o.worker or job.worker, '\t\t' .. (o.error_code or '') .. '\t' .. text[due])
-  no_longer_leased(job)
+  end_lease(job)
   set_error(job, o)
   write('HSET', job.key, 'state', to, 'attempt', text[attempt], 'updated_ms', NOW_S, 'lease_token', '',
-    'lock_until_ms', '', 'due_ms', due > 0 and text[due] or '', 'tn', words(job, to, '0', '-'))
+    'lock_until_ms', '', 'due_ms', due > 0 and text[due] or '', 'tn', tn_field(job, to, '0', '-'))
   if due > 0 then
     call('ZADD', DELAYED, text[due], job.id)
   else
     join_lane(job.id, job.gid, in_front)
   end
   move(job.id, 'active', to)
-  tell(job.id, kind, '{"attempt":' .. text[job.attempt] .. ',"due_ms":' .. text[due] .. '}')
+  append_event(job.id, kind, '{"attempt":' .. text[job.attempt] .. ',"due_ms":' .. text[due] .. '}')
   times.last_finish_ms = kind == 'retry' or times.last_finish_ms
   count(kind)
 end
 
--- When a failed attempt runs again: after the job's fixed delay, or one that doubles, with jitter.
+-- When a failed job runs again: after its fixed delay, or after one that doubles with each attempt, with jitter.
 local function backoff_due(job, chance)
   local v = call('HMGET', job.key, 'backoff_ms', 'backoff', 'backoff_ms_max')
   local wait_ms = figure(v[1], 5000) or 5000
@@ -98,7 +98,7 @@ local function backoff_due(job, chance)
   return NOW + math.max(0, wait_ms)
 end
 
--- The newest finished jobs are kept, older ones go with all that is theirs.
+-- Keeps the newest finished jobs and deletes older ones.
 local function trim(state, list, keep)
   local ids = finished[state]
   if #ids == 0 then
@@ -108,13 +108,13 @@ local function trim(state, list, keep)
   finished[state] = {}
   local over = keep > 0 and math.min(call('LLEN', list) - keep, TRIM_MAX) or 0
   while over > 0 do
-    local gone = call('RPOP', list, text[math.min(over, 500)])
-    if not gone then
+    local oldest = call('RPOP', list, text[math.min(over, 500)])
+    if not oldest then
       return
     end
     local off, keys = moved.off[state], {}
-    for i, id in ipairs(gone) do
-      -- An id that was published again is waiting under the same name: its hash is not ours to delete.
+    for i, id in ipairs(oldest) do
+      -- If the id was published again, the hash belongs to a waiting job.
       if call('HGET', JOB .. id, 'state') == state then
         keys[#keys + 1] = JOB .. id
         off[#off + 1] = id
@@ -123,7 +123,7 @@ local function trim(state, list, keep)
     if #keys > 0 then
       call('DEL', unpack(keys))
     end
-    over = over - #gone
+    over = over - #oldest
   end
 end
 
@@ -133,17 +133,17 @@ local function flush_finished()
   trim('failed', FAILED, KEEP_FAILED)
 end
 
--- What each outcome makes of a job whose lease is the caller's to end; `o.chance` is for jitter.
+-- Applies an outcome to a job whose lease the caller holds; `o.chance` is a random number for jitter.
 local decide = {}
 local CANCELLED = { error = 'cancelled', error_json = '{"code":"cancelled","message":"cancelled"}',
   error_code = 'cancelled' }
 
 local function again(job, o, kind, attempt, due, in_front)
-  if job.cancel then -- it would only start again to be stopped
+  if job.cancel then -- it would only be started to be stopped
     fail(job, CANCELLED, 'cancel')
     return { 'cancel', 0 }
   end
-  back(job, o, kind, attempt, due, in_front)
+  requeue(job, o, kind, attempt, due, in_front)
   return { kind == 'snooze' and 'retry' or kind, due }
 end
 
@@ -184,8 +184,8 @@ function decide.release(job, o)
   return again(job, o, 'release', job.attempt - 1, 0, true)
 end
 
--- Ends one lease for an SDK's script. Returns the verdict, and nil; or nil and why not.
-local function ack(id, token, kind, said)
+-- Ends one lease for an SDK's script. Returns the verdict; or nil and why not.
+local function ack(id, token, kind, message)
   local job = read_job(id)
   local why = refusal(job, token, '', call('ZSCORE', ACTIVE, id))
   if why then
@@ -193,9 +193,9 @@ local function ack(id, token, kind, said)
     flush()
     return nil, why
   end
-  first_sight(job)
-  local verdict = decide[kind](job, { chance = 0, delay_ms = 0, result = '', result_h = '', error = said,
-    error_json = '', error_code = said ~= '' and 'error' or '' })
+  ensure_known(job)
+  local verdict = decide[kind](job, { chance = 0, delay_ms = 0, result = '', result_h = '', error = message,
+    error_json = '', error_code = message ~= '' and 'error' or '' })
   flush_groups()
   flush_finished()
   flush()

@@ -1,15 +1,15 @@
--- Cancel, send back, remove: one job at a time, in OmniQ's words for what went wrong.
+-- Cancels, retries and removes single jobs; the answers are OmniQ's.
 -- @include head
 -- @include job
 -- @include outcome
 
--- Takes jobs out of the middle of lists without searching them from end to end. The mirror table knows when
--- a job entered its list, and a list is in that order: the job's rank, or else a binary search, gives
--- its approximate place. What was found is marked, and one pass at the end removes all marks.
+-- Takes jobs out of the middle of lists without searching them from end to end. The index table knows when a job
+-- entered its list, and the list is in that order. So the job's rank in the table, or else a binary search, gives its
+-- approximate place. Jobs that were found are replaced by a mark, and one pass at the end removes all marks.
 local MARK = '\0tenure:removed'
 local marked = {}
 local WINDOW = 64
-local slow_left = 1 -- searches from end to end in one call: they are what blocks the server
+local slow_left = 1 -- searches from end to end that are left in this call: they block the server
 
 local function scan(list, from, to, id)
   from = math.max(0, from)
@@ -21,8 +21,8 @@ local function scan(list, from, to, id)
   return nil
 end
 
--- The first place whose job entered at `score` or later (in a list that is newest first: or earlier).
-local function halve(list, length, idx, score, newest_first)
+-- Binary search: the first place whose job entered at `score` or later (or earlier, if the list is newest first).
+local function search(list, length, idx, score, newest_first)
   local low, high = 0, length
   while low < high do
     local middle = math.floor((low + high) / 2)
@@ -40,9 +40,9 @@ end
 
 local last_place = {}
 
--- The place of the id in the list; nil when it is not there, false when finding out would block the server.
+-- The place of the id in the list; nil if it is not there, false if finding out would block the server.
 local function locate(list, id, idx, newest_first)
-  local last = last_place[list] -- callers that name many jobs often name neighbours
+  local last = last_place[list] -- callers often name neighbours
   local beside = last and scan(list, last - 1, last + 1, id)
   if beside then
     return beside
@@ -56,12 +56,12 @@ local function locate(list, id, idx, newest_first)
     local rank = call(newest_first and 'ZREVRANK' or 'ZRANK', idx, id)
     local place = scan(list, rank - 2, rank + 2, id) or scan(list, rank - WINDOW, rank + WINDOW, id)
     if not place then
-      local near = halve(list, length, idx, score, newest_first)
-      for from = near, near + 1023, 256 do -- jobs of one millisecond are in any order
+      local near = search(list, length, idx, score, newest_first)
+      for from = near, near + 1023, 256 do -- jobs of the same millisecond are in any order
         place = place or scan(list, from, from + 255, id)
       end
     end
-    place = place or scan(list, 0, WINDOW, id) -- what was put in front
+    place = place or scan(list, 0, WINDOW, id) -- jobs that were pushed to the front
     if place then
       return place
     end
@@ -73,7 +73,7 @@ local function locate(list, id, idx, newest_first)
   return call('LPOS', list, id) or nil
 end
 
--- Marks the job's place in a list; true when it was there, nil when not, false for "ask again".
+-- Marks the job's place in a list: true if it was there, nil if not, false for "call again".
 local function mark(list, id, idx, newest_first)
   local place = locate(list, id, idx, newest_first)
   if not place then
@@ -95,8 +95,8 @@ local function sweep_marks()
   marked = {}
 end
 
--- Takes a job out of its lane; true, nil (it is not there) or false ("ask again").
-local function leave_line(job)
+-- Takes a job out of its lane: true, nil (it is not there) or false ("call again").
+local function leave_lane(job)
   if job.state == 'delayed' then
     dirty.delayed = true
     return call('ZREM', DELAYED, job.id) == 1 or nil
@@ -108,14 +108,14 @@ local function leave_line(job)
   local there = mark(lane_of(job.gid), job.id, IDX .. 'wait', false)
   if there and job.gid ~= '' then
     group_waiting = group_waiting - 1
-    looked_at[job.gid] = true
+    changed_groups[job.gid] = true
   end
   return there
 end
 
--- Groups whose last waiting job was taken out are not ready any more.
+-- Groups whose last waiting job was taken out are no longer ready.
 local function tidy_groups()
-  for gid in pairs(looked_at) do
+  for gid in pairs(changed_groups) do
     if call('EXISTS', lane_of(gid)) == 0 then
       dirty.groups = true
       call('ZREM', READY, gid)
@@ -127,7 +127,7 @@ local function tidy_groups()
 end
 
 local steps = {}
-local gone = {}
+local removed_keys = {}
 
 function steps.cancel(job)
   if job.state == 'completed' or job.state == 'failed' then
@@ -137,32 +137,32 @@ function steps.cancel(job)
     call('HSET', job.key, 'cancel', '1')
     return 'REQUESTED'
   end
-  if leave_line(job) == false then
+  if leave_lane(job) == false then
     return 'AGAIN'
   end
-  first_sight(job)
+  ensure_known(job)
   fail(job, { error = 'cancelled', error_json = '{"code":"cancelled","message":"cancelled"}',
     error_code = 'cancelled', worker = '-' }, 'cancel')
   return 'OK'
 end
 
--- A failed job runs again from its first attempt: a new epoch of the same job.
+-- A failed job runs again from its first attempt.
 function steps.retry(job)
   if job.state ~= 'failed' then
     return 'NOT_FAILED'
   end
-  if leave_line(job) == false then
+  if leave_lane(job) == false then
     return 'AGAIN'
   end
-  first_sight(job)
+  ensure_known(job)
   record(job, 'reopen', 'wait', 0, '0', '-')
   job.settled_token, job.settled_kind, job.settled_due = '-', '-', '0'
   call('HSET', job.key, 'state', 'wait', 'attempt', '0', 'due_ms', '', 'failed_ms', '', 'lease_token', '',
     'lock_until_ms', '', 'updated_ms', NOW_S, 'error', '', 'cancel', '0', 'tn',
-    words(job, 'wait', '0', '-'))
+    tn_field(job, 'wait', '0', '-'))
   join_lane(job.id, job.gid, false)
   move(job.id, 'failed', 'wait')
-  tell(job.id, 'wait', '{}')
+  append_event(job.id, 'wait', '{}')
   count('reopened')
   return 'OK'
 end
@@ -179,15 +179,15 @@ function steps.remove(job, lane)
       return 'LANE_MISMATCH'
     end
   end
-  local there = leave_line(job)
+  local there = leave_lane(job)
   if there == false then
     return 'AGAIN'
   elseif not there and lane ~= '' then
     return 'NOT_IN_LANE'
   end
-  first_sight(job)
+  ensure_known(job)
   record(job, 'remove', 'removed', job.attempt, '0', '-')
-  gone[#gone + 1], gone[#gone + 2] = job.key, BASE .. ':events:' .. job.id
+  removed_keys[#removed_keys + 1], removed_keys[#removed_keys + 2] = job.key, BASE .. ':events:' .. job.id
   call('DEL', job.key)
   move(job.id, job.state, nil)
   return 'OK'
@@ -203,16 +203,16 @@ local function flush_steering()
   tidy_groups()
   flush_groups()
   flush_finished()
-  if #gone > 0 then
-    for from = 1, #gone, MANY do
-      call('DEL', unpack(gone, from, math.min(from + MANY - 1, #gone)))
+  if #removed_keys > 0 then
+    for from = 1, #removed_keys, MANY do
+      call('DEL', unpack(removed_keys, from, math.min(from + MANY - 1, #removed_keys)))
     end
   end
   flush()
 end
 
--- The batches of an OmniQ SDK: ARGV[2] ids, at most 100, from ARGV[3] on. The answer is flat, per id:
--- id, 'OK' or id, 'ERR', why.
+-- For the SDKs' batch scripts: ARGV[2] ids, at most 100, from ARGV[3] on. The answer is flat; per id it has id, 'OK' or
+-- id, 'ERR', why.
 local function steer_batch(verb, lane)
   local n = math.min(tonumber(ARGV[2]) or 0, #ARGV - 2)
   if n > 100 then
@@ -222,12 +222,12 @@ local function steer_batch(verb, lane)
   local flat = {}
   for at = 3, 2 + n do
     local id = ARGV[at]
-    local word = steer(verb, id, lane)
+    local answer = steer(verb, id, lane)
     flat[#flat + 1] = id
-    if word == 'OK' then
+    if answer == 'OK' then
       flat[#flat + 1] = 'OK'
     else
-      flat[#flat + 1], flat[#flat + 2] = 'ERR', word
+      flat[#flat + 1], flat[#flat + 2] = 'ERR', answer
     end
   end
   flush_steering()

@@ -1,8 +1,7 @@
--- Stores jobs, unless their id or idempotency key is known. Jobs that follow each other and differ only in
--- id, payload, group, trace and key are a run; what they have in common is the run's shape, and a long run
--- writes that once and has Redis copy it: fifteen fields for the price of a copy, which also says whether
--- the id is new.
-local COPY_FROM = 4 -- writing each field of every job instead costs a bulk submit 1.7 times the Redis CPU (2026-11-18)
+-- Stores jobs, unless their id or idempotency key is known. Consecutive jobs that differ only in id, payload, group,
+-- trace and key are a run, and what they have in common is its shape. A long run writes the shape once, as a template,
+-- and copies it for each job; COPY fails if the id is known.
+local COPY_FROM = 4 -- without copies, a bulk submit costs 1.7 times the Redis CPU (2026-11-18)
 local TEMPLATE = BASE .. ':template' -- deleted when the script ends
 local lanes, delayed, seen_groups = {}, {}, {}
 local on_wait, on_delayed = moved.on.wait, moved.on.delayed
@@ -10,8 +9,8 @@ local has_groups, has_template = false, false
 local memory = {}
 local stored = 0
 
--- `s` is the shape as the including script was given it: max_attempts, timeout_ms, backoff_ms, group_limit, task,
--- requester, backoff, backoff_ms_max; texts, and `due`, a number, 0 for now. `rows`: how many jobs have it.
+-- Completes a shape. `s` has the texts max_attempts, timeout_ms, backoff_ms, group_limit, task, requester, backoff and
+-- backoff_ms_max, and the number `due`, 0 for now. `rows` is the number of jobs that have the shape.
 local function shape_of(s, rows)
   local later = s.due > NOW
   local due, state = later and text[s.due] or '0', later and 'delayed' or 'wait'
@@ -34,7 +33,7 @@ local function shape_of(s, rows)
     put('backoff_ms_max', s.backoff_ms_max)
   end
   s.fields, s.n, s.later, s.due = fields, n, later, due
-  -- The line of the journal, but for id, group and hash of the payload; see `note`.
+  -- The journal line without id, group and hash of the payload; see `note`.
   s.line = '\tsubmit\t1\t' .. NOW_S .. '\t' .. plain(s.task) .. '\t\t' .. state .. '\t0\t0\t0\t0\t0\t\t'
     .. s.max_attempts .. '\t'
   s.line_end = '\t\t' .. due
@@ -47,7 +46,7 @@ local function shape_of(s, rows)
   return s
 end
 
--- The answer for an idempotency key that was used before; nil for a new one.
+-- The answer for an idempotency key that is known; nil for a new one.
 local function used(idem, request_h)
   local first = call('GET', BASE .. ':idem:' .. idem)
   if first then
@@ -57,7 +56,7 @@ local function used(idem, request_h)
   return nil
 end
 
--- The answer for a job that is known already; nil for a new one.
+-- The answer for a job that is known; nil for a new one.
 local function known(s, id, payload, gid)
   local v = call('HMGET', JOB .. id, 'payload', 'gid', 'task', 'created_ms')
   if v[1] then
@@ -67,7 +66,7 @@ local function known(s, id, payload, gid)
   return nil
 end
 
--- A group's limit is set once; one that was about to be forgotten stays.
+-- Sets a group's limit if it has none, and keeps an existing limit from expiring.
 local function set_group(gid, limit)
   if seen_groups[gid] == limit then
     return
@@ -80,7 +79,7 @@ local function set_group(gid, limit)
   has_groups = true
 end
 
--- The job's hash, written field by field.
+-- Writes a job's hash field by field.
 local function write_job(s, id, payload, gid, trace)
   local fields, n = s.fields, s.n
   fields[2], fields[4] = id, payload
@@ -95,7 +94,7 @@ local function write_job(s, id, payload, gid, trace)
   write('HSET', JOB .. id, unpack(fields, 1, n))
 end
 
--- The same by a copy; false when the id has a hash.
+-- Writes a job's hash by copying the template; false if the key exists.
 local function copy(id, payload, gid, trace)
   local key = JOB .. id
   if call('COPY', TEMPLATE, key) == 0 then
@@ -113,7 +112,7 @@ local function copy(id, payload, gid, trace)
   return true
 end
 
--- Stores a job of which is not known that it is; the answer where it turns out to be, else nil.
+-- Stores a job. Returns nil, or the answer if it turns out that the id is known.
 local function store(s, id, payload, payload_h, gid, trace)
   if not s.copies then
     write_job(s, id, payload, gid, trace)
@@ -122,7 +121,7 @@ local function store(s, id, payload, payload_h, gid, trace)
     if answer then
       return answer
     end
-    write_job(s, id, payload, gid, trace) -- something stood there that was no job
+    write_job(s, id, payload, gid, trace) -- the key existed, but was not a job
   end
   if gid ~= '' then
     set_group(gid, s.group_limit)
@@ -160,14 +159,14 @@ local function flush_stored()
     each_many('RPUSH', lane_of(gid), ids)
     if gid ~= '' then
       group_waiting = group_waiting + #ids
-      looked_at[gid] = true
+      changed_groups[gid] = true
     end
   end
   each_many('ZADD', DELAYED, delayed)
   if has_groups then
     call('SET', BASE .. ':has_groups', '1')
   end
-  wake_wanted = true -- a new due time concerns waiting workers too
+  needs_wake = true -- waiting workers need a new due time too
   times.last_enqueue_ms = true
   count('submitted', stored)
   flush_groups()

@@ -1,16 +1,14 @@
--- Ends a job for good: hash first, terminal event second; the entry is acknowledged after that (S-14).
+-- Ends a job: first the hash, then the terminal event. The caller acknowledges the entry after that (S-14).
 local function finish(job, task, to, kind, field, body, step, data, error_code, result_h)
   local from, lease, worker = job.status, job.lease_until, job.worker
   job.ver, job.lease_until, job.status = job.ver + 1, '0', to
-  call('HSET', job.key, 'status', to, 'updated_ts', NOW_S, 'lease', lease_words(job), field, body)
+  call('HSET', job.key, 'status', to, 'updated_ts', NOW_S, 'lease', lease_field(job), field, body)
   emit(job.key, to, step, data, job.ttl_s)
-  local fence = text[job.fence]
   local rest = job.max_attempts .. '\t' .. result_h
   if error_code ~= '' then
     rest = more(job.max_attempts, result_h, '', error_code, '0', '')
   end
-  note(job.id, kind, text[job.ver], task, from, to, text[job.attempt], fence, fence, '0', lease,
-    worker, rest)
+  record(job, kind, task, from, to, lease, worker, rest)
   count(to)
 end
 
@@ -21,7 +19,7 @@ local function drop_entry(msg_id)
   end
 end
 
--- What a value holds, as one short text.
+-- A reply as one short text.
 local function flat_text(value)
   if type(value) ~= 'table' then
     return string.sub(tostring(value), 1, 200)
@@ -33,10 +31,10 @@ local function flat_text(value)
   return table.concat(parts, ' ')
 end
 
--- A job cannot be read, or its entry (`flat`) names none: the entry leaves the queue. A hash ends in `error`, so
--- that those who follow the job learn of it; a key of another type is left as it is, since it may be another
--- program's.
-local function set_aside(id, msg_id, why, flat)
+-- Quarantines a job that cannot be read, or an entry (`flat`) that names no job; the entry leaves the queue. If the key
+-- is a hash, the job ends in `error`, so that its followers are informed. A key of another type is left as it is,
+-- because it may belong to another program.
+local function quarantine_job(id, msg_id, why, flat)
   local CONTENT = {
     string = { 'GETRANGE', '0', '999' },
     list = { 'LRANGE', '0', '9' },
@@ -55,8 +53,7 @@ local function set_aside(id, msg_id, why, flat)
     local ttl_s = call('HGET', key, 'ttl_s')
     call('HSET', key, 'status', 'error', 'updated_ts', NOW_S, 'error', body)
     emit(key, 'error', 'worker.quarantine', '{"error":' .. body .. '}', ttl_s)
-    note(string.gsub(id, '%c', '?'), 'reject', '0', '', '', '', '0', '0', '0', '0', '0', '',
-      more('0', '', '', 'unreadable', '0', message))
+    record_no_job((string.gsub(id, '%c', '?')), 'reject', '', '', more('0', '', '', 'unreadable', '0', message))
   end
   drop_entry(msg_id)
 end

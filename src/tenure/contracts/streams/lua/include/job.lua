@@ -1,46 +1,29 @@
--- A job, however it came to be as it is: how it is read, written and noted.
+-- Reads and writes a job, and records its events in the journal.
 --
--- Our own state of a job is two hash fields beside the contract's, words with "-" for none:
+-- Our own state of a job is in two hash fields beside the contract's, separated by blanks, with '-' for none:
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
---   entry: msg_id created_ts trace                                      changes when it is queued again
--- Two and not ten because a script pays for every field it reads, and these change together. Not one,
--- because Redis keeps a small hash in one piece only while no value is longer than 64 bytes. Numbers
--- become text once and not at every call: Redis formats a Lua number at ten times the cost of a text.
+--   entry: msg_id created_ts trace                                      changes when the job is queued again
+-- Two fields and not ten, because every field that a script reads costs time, and these change together. Not one,
+-- because Redis uses the compact encoding of a hash only while no value is longer than 64 bytes.
 -- @include step
+-- @include text
+-- @include utf8
 local FINAL = { done = true, error = true, canceled = true }
 local WAITS_OR_RUNS = { queued = true, running = true }
 local ID_MOST = 256
-
-local text = setmetatable({}, {
-  __index = function(cache, number)
-    local made = format('%d', number)
-    cache[number] = made
-    return made
-  end,
-})
 
 local function job_key(id)
   return JOB .. id
 end
 
--- The contract's ids are UUIDs. Others are taken if they are a text that a line of the journal can hold.
+-- The contract's ids are UUIDs. Other ids are accepted if they are UTF-8 without control characters.
 local function is_id(id)
   if id == '' or #id > ID_MOST then
     return false
   elseif not string.find(id, '[%c\128-\255]') then
     return true
-  elseif string.find(id, '%c') then
-    return false
   end
-  local UTF8 = {
-    '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
-    '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
-    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
-  }
-  for i = 1, #UTF8 do
-    id = string.gsub(id, UTF8[i], '.')
-  end
-  return not string.find(id, '[\128-\255]')
+  return not string.find(id, '%c') and is_utf8(id)
 end
 
 local LEASE = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([!-~]+)$'
@@ -49,33 +32,33 @@ local NO_ENTRY = '^(%-) (%d+) ([!-~]+)$'
 local MSG_ID = '^%d+%-%d+$'
 local NUMBER_MOST = 1e15 -- a Lua number holds integers up to here, and Redis takes them as scores
 
--- A field that another program may have written: a whole number, or nil.
+-- A field that another program may have written, as a whole number; nil if it is none.
 local function whole(value)
   local number = tonumber(match(value or '', '^%d+$'))
   return number and number < NUMBER_MOST and number or nil
 end
 
--- Lease words as a table; false for a text that is none. Many jobs of a call have the same words. Numbers that
--- only travel on stay texts.
+-- The field `lease` as a table; false if it has another format. Many jobs of a call have the same value, so the tables
+-- are cached. Numbers that are only passed on stay texts.
 local parsed_leases = {
   [false] = { fence = 0, ver = 0, attempt = 0, max_attempts = '0', lost = '0', lease_until = '0', worker = '-' },
 }
 
-local function parse_lease(words)
-  local lease = parsed_leases[words]
+local function parse_lease(value)
+  local lease = parsed_leases[value]
   if lease == nil then
-    local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(words, LEASE)
+    local fence, ver, attempt, max_attempts, lost, lease_until, worker = match(value, LEASE)
     lease = fence and fence + ver + attempt + max_attempts + lost + lease_until < NUMBER_MOST and {
       fence = tonumber(fence), ver = tonumber(ver), attempt = tonumber(attempt), max_attempts = max_attempts,
       lost = lost, lease_until = lease_until, worker = worker,
     } or false
-    parsed_leases[words] = lease
+    parsed_leases[value] = lease
   end
   return lease
 end
 
--- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. A gateway that knows
--- only the contract's fields stores no lease and no entry.
+-- A job from its hash fields status, lease, entry and ttl_s; or nil and why it cannot be read. Other gateways store
+-- only the contract's fields, without lease and entry.
 local function job_of(id, key, v)
   if not FINAL[v[1]] and not WAITS_OR_RUNS[v[1]] then
     return nil, 'job:' .. id .. ': status is ' .. string.sub(v[1], 1, 40)
@@ -92,7 +75,7 @@ local function job_of(id, key, v)
     created_ts = whole(created) and created or NOW_S
   end
   if not lease or not msg_id or tonumber(created_ts) >= NUMBER_MOST then
-    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' is not as it was written'
+    return nil, 'job:' .. id .. ': ' .. (lease and 'entry' or 'lease') .. ' has another format'
   end
   return {
     id = id, key = key, status = v[1], ttl_s = v[4], fence = lease.fence, ver = lease.ver, attempt = lease.attempt,
@@ -101,7 +84,7 @@ local function job_of(id, key, v)
   }
 end
 
--- A job as its hash says; nil when there is none, nil and the reason when it cannot be read.
+-- A job from its hash; nil if there is none, nil and the reason if it cannot be read.
 local function read_job(id)
   if not is_id(id) then
     return nil, id == '' and 'the entry names no job_id' or 'the job_id is not a text of 1 to 256 bytes'
@@ -118,30 +101,37 @@ local function read_job(id)
   return nil
 end
 
--- Whether the stream has the entry; false also for an id that Redis does not take, such as one of 30 digits.
+-- Whether the stream has the entry; false also for an id that Redis does not accept, such as one of 30 digits.
 local function has_entry(msg_id)
   local found = pcall('XRANGE', STREAM, msg_id, msg_id)
   return not found.err and found[1] ~= nil
 end
 
-local function lease_words(job)
+local function lease_field(job)
   return text[job.fence] .. ' ' .. text[job.ver] .. ' ' .. text[job.attempt] .. ' '
     .. job.max_attempts .. ' ' .. job.lost .. ' ' .. job.lease_until .. ' ' .. job.worker
 end
 
-local function entry_words(job)
+local function entry_field(job)
   return job.msg_id .. ' ' .. job.created_ts .. ' ' .. job.trace
 end
 
--- `more` is the end of the line, from max_attempts on; what is not applicable is left off.
-local function note(job_id, kind, ver, task, from, to, attempt, fence, prev_fence, lease,
-    prev_lease, worker, more)
-  add_line(job_id, '\t' .. kind .. '\t' .. ver .. '\t' .. NOW_S .. '\t' .. task .. '\t'
-    .. from .. '\t' .. to .. '\t' .. attempt .. '\t' .. fence .. '\t' .. prev_fence .. '\t' .. lease
-    .. '\t' .. prev_lease .. '\t' .. worker .. '\t' .. more)
+-- Records a step of a job in the journal. The job is as the step left it; `prev_lease` and `prev_fence` (default: the
+-- same fence) are as the step found them. `more` is the end of the line, from max_attempts on.
+local function record(job, kind, task, from, to, prev_lease, worker, more, prev_fence)
+  local fence = text[job.fence]
+  add_line(job.id, '\t' .. kind .. '\t' .. text[job.ver] .. '\t' .. NOW_S .. '\t' .. task .. '\t' .. from .. '\t' .. to
+    .. '\t' .. text[job.attempt] .. '\t' .. fence .. '\t' .. (prev_fence or fence) .. '\t' .. job.lease_until .. '\t'
+    .. prev_lease .. '\t' .. worker .. '\t' .. (more or job.max_attempts))
 end
 
--- max_attempts, result hash, payload hash, error code, due, data
+-- The same for an event that changes no job: '' for the whole queue, or the id of a job that cannot be read.
+local function record_no_job(id, kind, task, state, more)
+  local none = { id = id, ver = 0, attempt = 0, fence = 0, lease_until = '0', max_attempts = '0' }
+  record(none, kind, task, '', state, '0', '', more)
+end
+
+-- The end of a line: max_attempts, result hash, payload hash, error code, due, data.
 local function more(max_attempts, result_h, payload_h, error_code, due, data)
   return max_attempts .. '\t' .. result_h .. '\t' .. payload_h .. '\t' .. error_code .. '\t' .. due
     .. '\t' .. data
@@ -151,9 +141,9 @@ local function count(name)
   counted[name] = (counted[name] or 0) + 1
 end
 
--- The fence. A holder is the current owner when the job runs under its fence and token. Once its
--- lease is over, the group's pending list must not name another consumer for the entry either: a foreign
--- worker that took it over writes no fence, but it cannot hide there. Returns nil, or why it is lost.
+-- The fence. The caller holds the lease if the job runs with its fence and token. If the lease has expired, the pending
+-- list must not name another consumer for the entry either: a foreign worker that took it over writes no fence.
+-- Returns nil, or why the lease is lost.
 local function why_lost(job, unreadable, msg_id, fence, token)
   if not job then
     return unreadable or 'the job has expired or was removed'
@@ -174,10 +164,10 @@ local function why_lost(job, unreadable, msg_id, fence, token)
   return nil
 end
 
--- Notes in the journal that a stale holder was refused and nothing was changed.
+-- Records in the journal that a stale holder was refused and nothing was changed.
 local function reject(id, task, job, fence, token, why)
   local status = job and job.status or ''
-  note(id, 'reject', '0', task, status, status, '0', text[fence], job and text[job.fence] or '0',
-    '0', '0', token, more('0', '', '', 'lease_lost', '0', why))
+  record({ id = id, ver = 0, attempt = 0, fence = fence, lease_until = '0' }, 'reject', task, status, status, '0',
+    token, more('0', '', '', 'lease_lost', '0', why), job and text[job.fence] or '0')
   count('rejected')
 end

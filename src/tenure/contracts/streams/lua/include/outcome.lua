@@ -1,5 +1,5 @@
--- Every outcome but a plain completion: read the job, check the fence, decide, write. Settle includes it inside a
--- function. Uses `acked`, `acked_n` and `inline` of settle.
+-- The general path of settle: read the job, check the fence, decide, write. Settle includes it inside a function. It
+-- uses `acked`, `acked_n` and `inline` of settle.
 -- @include reap
 
 local function close(job, o, to, kind, field)
@@ -10,49 +10,49 @@ local function close(job, o, to, kind, field)
   return { kind, 0 }
 end
 
--- The job goes back to waiting; `attempt` is what its count shall be. `settled` remembers the verdict
--- for a resent outcome, since the next claim may have changed everything else.
-local function back(job, kind, attempt, due, event, data, error_code, msg_id, error_body)
+-- The job waits again; `attempt` is its new count. The field `settled` keeps the verdict for a resent outcome, because
+-- the next claim may change everything else.
+local function requeue(job, kind, attempt, due, event, data, error_code, msg_id, error_body)
   local lease, worker, fence = job.lease_until, job.worker, text[job.fence]
   job.ver, job.attempt, job.lease_until, job.msg_id = job.ver + 1, attempt, '0', msg_id
-  job.worker, job.lost = '-', '0' -- the worker came back to say so: the job has not killed it
-  call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_words(job),
-    'entry', entry_words(job), 'due_ms', text[due], 'error', error_body,
+  job.worker, job.lost = '-', '0' -- the worker is alive, so the job is not a suspect
+  call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_field(job),
+    'entry', entry_field(job), 'due_ms', text[due], 'error', error_body,
     'settled', fence .. ' ' .. kind .. ' ' .. text[due])
   emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
-  note(job.id, kind, text[job.ver], job.task, 'running', 'queued', text[attempt], fence, fence, '0',
-    lease, worker, more(job.max_attempts, '', '', error_code, text[due], ''))
+  record(job, kind, job.task, 'running', 'queued', lease, worker,
+    more(job.max_attempts, '', '', error_code, text[due], ''))
   count(kind)
 end
 
 local function wait_again(job, o, kind, attempt)
-  if call('HGET', job.key, 'cancel') == '1' then -- it would only start again to be stopped
+  if call('HGET', job.key, 'cancel') == '1' then -- it would only be started to be stopped
     return close(job, o, 'canceled', 'cancel', 'error')
   end
   local due = o.delay_ms > 0 and NOW + o.delay_ms or 0
   local msg_id = enqueue(job.id, o.task, call('HGET', job.key, 'payload') or '', due)
-  back(job, kind, attempt, due, kind, '{"attempt":' .. job.attempt .. ',"due_ms":' .. text[due] .. '}',
+  requeue(job, kind, attempt, due, kind, '{"attempt":' .. job.attempt .. ',"due_ms":' .. text[due] .. '}',
     o.error_code, msg_id, o.body)
   acked_n = acked_n + 1
   acked[acked_n] = o.msg_id
   return { 'retry', due }
 end
 
--- The entry stays where it is in the group and looks idle, so that the next claim takes it before
--- anything newer: a job handed back does not lose its place.
+-- The pending entry stays in the group and looks idle, so that the next claim takes it before newer entries: a
+-- released job does not lose its place.
 local function release(job, o)
   if call('HGET', job.key, 'cancel') == '1' then
     return close(job, o, 'canceled', 'cancel', 'error')
   end
   hand_back(o.msg_id, job.worker)
-  back(job, 'release', job.attempt - 1, 0, 'queued', '{}', '', o.msg_id, '')
+  requeue(job, 'release', job.attempt - 1, 0, 'queued', '{}', '', o.msg_id, '')
   own('HSET', UPKEEP, 'search_at', '0')
   wake()
   return { 'release', 0 }
 end
 
--- A job that names its attempts is held to them. One that does not is tried again only when the
--- task's own policy asked for it: the contract's plain failure ends in `error`.
+-- A job with max_attempts gets that many attempts. Without it, a job is tried again only if the task's own policy says
+-- so (kind retry); in the contract a failure ends in `error`.
 local function failed(job, o)
   local max_attempts = tonumber(job.max_attempts)
   local left = max_attempts > 0 and job.attempt < max_attempts
@@ -72,7 +72,7 @@ local DECIDE = {
   bury = failed,
 }
 
--- What an accepted outcome of each kind may have become, and the verdict that says so.
+-- For each kind of outcome: the states or kinds it may have become, and the verdict for each.
 local BECAME = {
   complete = { done = 'complete' },
   cancel = { canceled = 'cancel' },
@@ -83,7 +83,7 @@ local BECAME = {
   release = { release = 'release', canceled = 'cancel' },
 }
 
--- The verdict on an outcome that was accepted before; nil if this attempt was not settled by us.
+-- The verdict on an outcome that was accepted before; nil if this attempt was not settled.
 local function replayed(job, fence, token, kind)
   if not job then
     return nil
@@ -103,8 +103,8 @@ local function replayed(job, fence, token, kind)
     or { 'lost', 'the attempt was already settled: ' .. became }
 end
 
--- The worker runs no suspect any more (S-13): it may take the next one.
-local function suspect_ended(worker, id)
+-- The worker's suspect has ended (S-13): it may take the next one.
+local function free_suspect(worker, id)
   local seen = own('HGET', WORKERS, worker) or ''
   local rest, suspect, slots = match(seen, '^(%d+ %S+ %d+) (%S+)( ?%d*)$')
   if suspect == id then
@@ -119,7 +119,7 @@ return function(id, msg_id, fence, token, kind, task, body, result_h, error_code
   local job, unreadable = read_job(id)
   local why = why_lost(job, unreadable, msg_id, fence, token)
   if not job or job.lost ~= '0' then
-    suspect_ended(token, id)
+    free_suspect(token, id)
   end
   if why then
     local before = replayed(job, fence, token, kind)

@@ -1,5 +1,5 @@
--- Promotes due jobs and takes back leases that ran out. The condition is read and acted on in the same step, so a
--- lease that was extended a moment ago is never taken away.
+-- Promotes due jobs and takes back expired leases. The script checks and acts in one step, so a lease that was just
+-- extended is never taken away.
 -- @include job
 -- @include end
 local LOST_CODE = 'lease_lost'
@@ -12,16 +12,15 @@ local function bury_lost(job, task)
     LOST_CODE, '')
 end
 
--- A worker let the lease run out: the job waits again, or ends when that has happened too often or
--- its cancellation was requested. Returns true when it is claimable. The caller writes the hash.
+-- Takes back an expired lease. The job waits again; it ends if its leases expired too often, or if its cancellation was
+-- requested. Returns true if it is claimable; then the caller writes the hash.
 local function reap(job, task, lost_max)
-  local fence, was = text[job.fence], job.lease_until
+  local was = job.lease_until
   job.ver, job.lease_until, job.status = job.ver + 1, '0', 'queued'
   job.lost = text[tonumber(job.lost) + 1]
-  note(job.id, 'reap', text[job.ver], task, 'running', 'queued', text[job.attempt], fence, fence, '0',
-    was, job.worker, job.max_attempts)
+  record(job, 'reap', task, 'running', 'queued', was, job.worker)
   count('lost')
-  job.worker = '-' -- the last holder proves nothing any more, even under the same fence
+  job.worker = '-' -- so that the old holder is refused, although the fence is the same
   if call('HGET', job.key, 'cancel') == '1' then
     finish(job, task, 'canceled', 'cancel', 'error', '', 'worker.cancel', '{}', '', '')
     return false
@@ -34,30 +33,30 @@ local function reap(job, task, lost_max)
   return true
 end
 
--- A job that was given back keeps its entry, made this old: the next claim takes it at once.
+-- A released job keeps its pending entry. Its idle time is set to this, so that the next claim takes it at once.
 local HANDED_BACK_MS = 86400000
 
 local function hand_back(msg_id, consumer)
   pcall('XCLAIM', STREAM, GROUP, consumer, '0', msg_id, 'IDLE', text[HANDED_BACK_MS], 'JUSTID')
 end
 
--- For how long a holder that writes no lease has given no sign of life. It is a worker that knows only the
--- contract: its delivery, its `updated_ts` and its events are the signs.
+-- How long a foreign worker has been silent. It knows only the contract and writes no lease, so its signs of life are
+-- the delivery of the entry, `updated_ts` and the job's events.
 local function silent_ms(job, idle_ms)
   local updated = whole(call('HGET', job.key, 'updated_ts'))
-  if updated and updated <= NOW + 60000 then -- a clock that is further ahead proves nothing
+  if updated and updated <= NOW + 60000 then -- times further in the future are ignored
     idle_ms = math.min(idle_ms, NOW - updated)
   end
   local event = pcall('XREVRANGE', job.key .. ':events', '+', '-', 'COUNT', '1')[1]
-  local told = event and whole(match(event[1], '^%d+'))
-  if told and told <= NOW + 60000 then
-    idle_ms = math.min(idle_ms, NOW - told)
+  local event_ms = event and whole(match(event[1], '^%d+'))
+  if event_ms and event_ms <= NOW + 60000 then
+    idle_ms = math.min(idle_ms, NOW - event_ms)
   end
   return idle_ms
 end
 
--- Whether a worker holds the job of a pending entry. Our own workers are held to their lease, others to
--- `foreign_ms` since their last sign of life.
+-- Whether a worker holds the job of a pending entry: our own workers until the lease expires, foreign workers until
+-- they have been silent for `foreign_ms`.
 local function is_held(job, consumer, idle_ms, foreign_ms)
   if FINAL[job.status] then
     return false
@@ -69,9 +68,9 @@ local function is_held(job, consumer, idle_ms, foreign_ms)
   return silent_ms(job, idle_ms) < foreign_ms
 end
 
--- Group entries that have been idle for a lease, oldest first, at most 1,000 in pages; visit(msg_id, consumer,
--- idle_ms) returns false to stop. The next search goes on behind the last of 1,000, as `field` of jobs:upkeep
--- tells: entries that others hold for long do not hide those behind them.
+-- Visits pending entries that have been idle for at least `idle_ms`, oldest first, at most 1,000 in pages. Its function
+-- visit(msg_id, consumer, idle_ms) returns false to stop. After 1,000 entries, `field` of jobs:upkeep keeps the last
+-- id, and the next search continues there: so entries that others hold for long do not hide those after them.
 local function each_idle(field, idle_ms, visit)
   local kept = own('HGET', UPKEEP, field)
   local from = kept and match(kept, MSG_ID) and '(' .. kept or '-'
@@ -96,8 +95,8 @@ local function each_idle(field, idle_ms, visit)
   end
 end
 
--- A lost or restarted server may have no group: it is made at 0, so that nothing is skipped (S-11). With it
--- entries may have gone, which upkeep puts back.
+-- Creates the group if the server has lost it, at 0, so that no entry is skipped (S-11). Entries may be lost as well,
+-- which upkeep restores.
 local function ensure_group()
   own('XLEN', STREAM)
   if not pcall('XGROUP', 'CREATE', STREAM, GROUP, '0', 'MKSTREAM').err then
@@ -105,11 +104,12 @@ local function ensure_group()
   end
 end
 
--- What an entry says. Another program may have written it: nothing in it may break the journal's lines.
-local checked = {}
+-- Job id, task and payload of an entry. Another program may have written it, so control characters in the task are
+-- replaced: they would break the journal's lines.
+local clean_tasks = {}
 
 local function fields_of(flat)
-  if flat[1] == 'job_id' and checked[flat[4]] and flat[5] == 'payload' then
+  if flat[1] == 'job_id' and clean_tasks[flat[4]] and flat[5] == 'payload' then
     return flat[2], flat[4], flat[6]
   end
   local id, task, payload = '', '', ''
@@ -126,29 +126,29 @@ local function fields_of(flat)
   if string.find(task, '%c') then
     task = string.gsub(task, '%c', ' ')
   else
-    checked[task] = true
+    clean_tasks[task] = true
   end
   return id, task, payload
 end
 
--- S-19: the job outlived its time to live; it is counted and never revived.
+-- S-19: the job's hash has expired. The entry is dropped, and the job is not made again.
 local function expire(id, task, msg_id)
   drop_entry(msg_id)
-  note(id, 'expire', '0', task, '', 'expired', '0', '0', '0', '0', '0', '', '0')
+  record_no_job(id, 'expire', task, 'expired')
   count('expired')
 end
 
--- Moves due jobs into the stream; `limit` bounds one script's time.
+-- Moves due jobs into the stream; `limit` limits the time of one script.
 local function promote(limit)
   local due = own('ZRANGEBYSCORE', DELAYED, '-inf', NOW_S, 'LIMIT', '0', limit)
   for _, id in ipairs(due) do
     local job, unreadable = read_job(id)
     if unreadable then
-      set_aside(id, '-', unreadable)
+      quarantine_job(id, '-', unreadable)
     elseif job and job.status == 'queued' and job.msg_id == '-' then
       local v = call('HMGET', job.key, 'task', 'payload')
       job.msg_id = enqueue(id, v[1] or '', v[2] or '', 0)
-      call('HSET', job.key, 'entry', entry_words(job), 'due_ms', '0')
+      call('HSET', job.key, 'entry', entry_field(job), 'due_ms', '0')
     end
     call('ZREM', DELAYED, id)
   end

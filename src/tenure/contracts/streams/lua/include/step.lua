@@ -2,8 +2,8 @@
 -- journal, the counters, queueing and the pause.
 -- ARGV[1] is the prefix of every key ('' for the contract's exact names).
 --
--- Each run of a script pays for the functions that it defines. What a plain submit or completion does not need is in
--- job.lua, which settle includes inside a function that is called only when needed.
+-- Defining a function costs time in every run of a script. So what a submit or a completion does not need is in
+-- job.lua, which settle includes inside a function that it calls only when needed.
 local STREAM, JOURNAL, DELAYED, WAKE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local UPKEEP, STATS, INDEX, PAUSED, WORKERS = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local NS = ARGV[1]
@@ -15,23 +15,22 @@ local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NOW_S = format('%s%03d', clock[1], clock[2] / 1000)
 local counted = {}
 
--- Records that cannot be read. Any program can write into Redis, and one bad record must not stop a script for
--- all others: a script reads with pcall, sets aside what it cannot read, and goes on.
--- Each record is noted in the stream jobs:quarantine (job_id, reason, the first bytes of its content). A key of
--- the queue itself, or a job's event stream, that holds another type is renamed to jobs:quarantine:<its name>
--- and kept for a week.
-local aside = {} -- what this script has set aside: job id, reason, job id, reason, ...
-local quarantine_parts
+-- Quarantine. Any program can write into Redis, and a record that cannot be read must not stop the script for all
+-- other jobs. So scripts read with pcall, quarantine what they cannot read, and continue. The stream jobs:quarantine
+-- gets an entry for each record: job_id, reason, the first bytes of its content. If a key of the queue itself, or a
+-- job's event stream, has another type, it is renamed to jobs:quarantine:<its name> and kept for a week.
+local quarantined = {} -- by this script: job id, reason, job id, reason, ...
+local quarantine_functions
 
--- Most scripts meet no bad record: the functions are made when the first one is met.
+-- Few scripts meet a bad record, so the functions are defined when the first one is met.
 local function quarantine()
-  if quarantine_parts then
-    return quarantine_parts
+  if quarantine_functions then
+    return quarantine_functions
   end
   local QUARANTINE = NS .. 'jobs:quarantine'
   local QUARANTINE_MS = '604800000'
   local made = {}
-  quarantine_parts = made
+  quarantine_functions = made
 
   function made.printable(value, most)
     return (string.gsub(string.sub(value, 1, most), '[^ -~]', '?'))
@@ -48,7 +47,7 @@ local function quarantine()
   function made.add(id, why, raw)
     local shown = string.gsub(string.sub(id, 1, 256), '%c', '?')
     local reason = made.printable(why, 300)
-    aside[#aside + 1], aside[#aside + 2] = shown, reason
+    quarantined[#quarantined + 1], quarantined[#quarantined + 2] = shown, reason
     counted['quarantined'] = (counted['quarantined'] or 0) + 1
     for _ = 1, 2 do
       local added = pcall('XADD', QUARANTINE, 'MAXLEN', '~', '10000', '*', 'job_id', shown, 'reason', reason,
@@ -60,7 +59,7 @@ local function quarantine()
     end
   end
 
-  -- Entries, due times or the index are lost: upkeep restores them from the jobs' hashes.
+  -- Entries, due times or the index were lost; upkeep will restore them from the jobs' hashes.
   function made.begin_repair(what)
     if type(pcall('HSET', UPKEEP, 'repair', '0', 'repair_all', what)) == 'table' then
       made.replace(UPKEEP, 'not a hash')
@@ -76,17 +75,18 @@ local function quarantine()
     end
   end
 
-  -- Errors that say nothing of the key (the server is full or read-only) are raised by the second call.
+  -- Runs a failed command again after the bad key or field was moved away. Other errors (the server is full or
+  -- read-only) are raised by the second call.
   function made.again(why, command, key, ...)
     if string.find(why, 'WRONGTYPE', 1, true) or string.find(why, 'exhausted', 1, true) then
       made.replace(key, why)
-    elseif command == 'HINCRBY' then -- the field is not a number, or the greatest there is
+    elseif command == 'HINCRBY' then -- the field is not a number, or the largest one
       call('HDEL', key, (...))
     end
     return call(command, key, ...)
   end
 
-  -- The event stream of a job that takes no event is moved away; the job goes on with a new one.
+  -- If a job's event stream accepts no event, it is moved away, and the job gets a new one.
   function made.emit_anew(key, why, ...)
     local events, id = key .. ':events', string.sub(key, #JOB + 1)
     made.add(id, 'job:' .. id .. ':events: ' .. why, 'kept as ' .. made.rename(events))
@@ -95,8 +95,8 @@ local function quarantine()
   return made
 end
 
--- A command on a key of the queue itself. What another program has put there is moved away, and the command
--- is sent again.
+-- A command on a key of the queue itself. If another program has written another type there, the key is moved away,
+-- and the command runs again.
 local function own(command, key, ...)
   local reply = pcall(command, key, ...)
   if type(reply) == 'table' and reply.err then
@@ -105,21 +105,20 @@ local function own(command, key, ...)
   return reply
 end
 
--- When keys with this time to live expire. PEXPIREAT is sent and not EXPIRE, which Redis would rewrite for its
--- replicas at every call. False for a text that is no time: another program may have written the field, and its job
--- must not stop the script for all others.
-local ends = {}
+-- The time at which keys with this time to live expire. It is for PEXPIREAT, because Redis rewrites EXPIRE for its
+-- replicas at every call. False if the field is not a number: another program may have written it.
+local expiry_times = {}
 local TTL_S_MAX = 1e10
--- A running job outlives its lease by this, whatever its time to live: another worker must find it.
+-- A running job exists at least this long after its lease has expired, so that another worker finds it.
 local RUNNING_MS = 60000
 
--- `lease_until` is given for jobs that run.
-local function end_of(ttl_s, lease_until)
-  local at = ends[ttl_s]
+-- `lease_until` is given for running jobs.
+local function expires_at(ttl_s, lease_until)
+  local at = expiry_times[ttl_s]
   if at == nil then
     local seconds = tonumber(ttl_s)
     at = seconds and seconds >= 1 and seconds <= TTL_S_MAX and format('%d', NOW + seconds * 1000) or false
-    ends[ttl_s] = at
+    expiry_times[ttl_s] = at
   end
   if at and lease_until and tonumber(at) < lease_until + RUNNING_MS then
     return format('%d', lease_until + RUNNING_MS)
@@ -127,9 +126,9 @@ local function end_of(ttl_s, lease_until)
   return at
 end
 
--- Gives the job and its event stream their whole time to live again.
+-- Sets the time to live of the job and its event stream anew.
 local function refresh(key, ttl_s, lease_until)
-  local at = ttl_s and end_of(ttl_s, lease_until)
+  local at = ttl_s and expires_at(ttl_s, lease_until)
   if at then
     call('PEXPIREAT', key, at)
     call('PEXPIREAT', key .. ':events', at)
@@ -148,10 +147,10 @@ end
 
 -- @include journal
 
--- Every script ends here: what it noted and counted is written.
+-- Every script calls this at its end: it writes journal and counters.
 local function flush()
   flush_journal(own)
-  while next(counted) do -- a key that is set aside here is counted too
+  while next(counted) do -- `own` may quarantine a key, which is counted too
     local totals = counted
     counted = {}
     for name, n in pairs(totals) do
@@ -160,13 +159,12 @@ local function flush()
   end
 end
 
--- Wakes workers that wait with an empty queue, for what does not show in the stream itself.
+-- Wakes workers that wait on an empty queue, for changes that add no entry to the stream.
 local function wake()
   own('XADD', WAKE, 'MAXLEN', '1', '*', 'w', '1')
 end
 
--- Puts a job where the next claim finds it: into the stream, or into the delayed set until it is due. Returns the
--- entry's id, "-" while there is none.
+-- Adds a job to the stream, or to the delayed set if it is not due yet. Returns the id of its entry, '-' for none.
 local function enqueue(id, task, payload, due)
   if due > NOW then
     own('ZADD', DELAYED, format('%d', due), id)
@@ -176,7 +174,7 @@ local function enqueue(id, task, payload, due)
   return own('XADD', STREAM, '*', 'job_id', id, 'task', task, 'payload', payload)
 end
 
--- Whether the queue hands out no leases. A pause is the time at which it began; anything else in its key is not one.
+-- Whether the queue is paused. The value of the key is the time of the pause; any other value is quarantined.
 local function is_paused()
   local since = own('GET', PAUSED)
   if since and not string.find(since, '^%d+$') then

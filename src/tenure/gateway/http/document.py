@@ -1,4 +1,4 @@
-"""The OpenAPI and AsyncAPI documents, made from the endpoints, and /docs made from the former."""
+"""The OpenAPI and AsyncAPI documents, made from the endpoints, and the page /docs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import msgspec
 from tenure import __version__
 from tenure.core.endpoint import Endpoint, Reply
 from tenure.core.errors import UsageError
-from tenure.core.state import INBOX
 from tenure.dashboard.watch import Series, Tick
-from tenure.gateway.problems import CODES, title_of
+from tenure.gateway.problems import CODES, ProblemDocument, title_of
 from tenure.gateway.sse import Hello
+from tenure.sql.engine import ROW_MACHINE
 from tenure.webhooks.signing import WebhookEvent, WebhookHeaders
 
 _REF = "#/components/schemas/{name}"
@@ -31,18 +31,6 @@ _PATH_PARAMETERS = {
     "queue": "The queue's name, as in GET /api/queues.",
     "bulk_id": "The id of an action on many jobs, as POST /api/bulk answered it.",
 }
-
-
-class ProblemDocument(msgspec.Struct, frozen=True):
-    """An error (RFC 9457). `code` is for programs, `detail` for people."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    code: str
-    request_id: str
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -82,7 +70,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "tags": [endpoint.tag],
         "parameters": _parameters(endpoint),
         "responses": _responses(endpoint),
-        # The anonymous local caller needs neither.
+        # {} is the anonymous local caller.
         "security": [{"bearer": []}, {"apiKey": []}, {}] if endpoint.right.scope else [],
     }
     if endpoint.description:
@@ -138,7 +126,7 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
 def _reply(reply: Reply) -> dict[str, Any]:
     made: dict[str, Any] = {"description": reply.description}
     if reply.shape is not None:
-        # An event stream is text as a whole; its frames are in the AsyncAPI document.
+        # OpenAPI describes an event stream as text; its frames are in the AsyncAPI document.
         shape = str if reply.media == "text/event-stream" else reply.shape
         made["content"] = {reply.media: {"schema": _schema(shape)}}
         made["content"] |= {media: {"schema": _schema(str)} for media in reply.also}
@@ -176,7 +164,7 @@ def _structs(shape: Any) -> tuple[Any, ...]:
 
 
 def components(types: list[Any]) -> dict[str, Any]:
-    """Their schemas by name. Two types of one name would be known by neither."""
+    """The schemas of these types by name; two types with the same name are refused."""
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     doubled = [name for name in schemas if "." in name]
     if doubled:
@@ -191,7 +179,7 @@ _STREAM = "text/event-stream"
 
 
 def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """An AsyncAPI 3.0 document of the streams among these endpoints, and of all else we send."""
+    """An AsyncAPI 3.0 document: the event streams of these endpoints, /live and the webhooks."""
     streams = [e for e in endpoints if any(r.media == _STREAM for r in e.replies.values())]
     shapes = {
         endpoint.operation: reply.shape
@@ -201,7 +189,7 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
     types = [*dict.fromkeys(shapes.values()), Hello, Series, Tick, WebhookEvent, WebhookHeaders]
     schemas = components(types)
-    schemas["WebhookEvent"]["properties"]["status"]["enum"] = list(INBOX.states)
+    schemas["WebhookEvent"]["properties"]["status"]["enum"] = list(ROW_MACHINE.states)
     channels = {e.operation: _stream(e, shapes[e.operation]) for e in streams}
     channels |= {"live": _LIVE, "webhook": _WEBHOOK}
     return {
@@ -209,9 +197,9 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "Tenure",
             "version": __version__,
-            "description": "What Tenure says by itself: the events of a job while it runs, the "
-            "pulse of the dashboard, and the webhooks of the outbox. What can be asked of it is in "
-            "the OpenAPI document.",
+            "description": "The messages that Tenure sends: the events of a job while it runs, the "
+            "live updates of the dashboard, and the webhooks of the outbox. Requests are described "
+            "in the OpenAPI document.",
             "license": {"name": "MIT"},
         },
         "defaultContentType": "application/json",
@@ -224,21 +212,23 @@ def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             "receiver": {
                 "host": "{host}",
                 "protocol": "https",
-                "description": "Whoever a job names in `status_webhook_url`.",
+                "description": "The receiver that a job names in `status_webhook_url`.",
                 "variables": {"host": {"default": "receiver.example"}},
             },
         },
         "channels": channels,
-        "operations": {name: _sent(name, channel) for name, channel in channels.items()},
+        "operations": {name: _send_operation(name, channel) for name, channel in channels.items()},
         "components": {
             "messages": {
                 **{
                     f"{name}News": _event_message(shape, f"An event of a job ({name}).")
                     for name, shape in shapes.items()
                 },
-                "Hello": _event_message(Hello, "The first frame: whose events these are."),
-                "Series": _event_message(Series, "The first frame: a quarter of an hour."),
-                "Tick": _event_message(Tick, "What moved, and the seconds that are over."),
+                "Hello": _event_message(Hello, "The first frame: the job of this stream."),
+                "Series": _event_message(Series, "The first frame: the last 15 minutes."),
+                "Tick": _event_message(
+                    Tick, "The jobs that changed, and the figures of new seconds."
+                ),
                 "WebhookEvent": {
                     "summary": "A step of a job of the inbox, signed.",
                     "headers": _message_schema(WebhookHeaders),
@@ -266,8 +256,7 @@ def _stream(endpoint: Endpoint, shape: Any) -> dict[str, Any]:
     return channel
 
 
-def _sent(name: str, channel: Mapping[str, Any]) -> dict[str, Any]:
-    """We send, whoever is connected receives."""
+def _send_operation(name: str, channel: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "action": "send",
         "channel": {"$ref": f"#/channels/{name}"},
@@ -292,9 +281,9 @@ def _refs(*names: str) -> dict[str, dict[str, str]]:
 
 _LIVE = {
     "address": "/live",
-    "title": "The pulse of the dashboard",
-    "description": "Server-sent events, four a second at most: `series` once, then `tick`. Only of "
-    "one queue with `?queue=NAME`. Scope: observe.",
+    "title": "Live updates of the dashboard",
+    "description": "Server-sent events, at most four a second: `series` once, then `tick`. "
+    "`?queue=NAME` selects one queue. Scope: observe.",
     "servers": [{"$ref": "#/servers/gateway"}],
     "messages": _refs("Series", "Tick"),
 }
@@ -327,7 +316,7 @@ POLICY = (
 
 
 def docs_page(document: Mapping[str, Any]) -> bytes:
-    """The API document for people, readable without a network."""
+    """The OpenAPI document as an HTML page that needs no network."""
     parts = ["<h1>The API of this gateway</h1>", _access()]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():

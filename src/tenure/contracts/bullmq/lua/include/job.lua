@@ -1,4 +1,4 @@
--- Where a job stands, what its hash says, and how it leaves its place: for what operators do to jobs.
+-- A job as operators see it: its state, its hash, and how it leaves its list or set.
 
 local function state_of(id)
   if call('ZSCORE', COMPLETED, id) then return 'completed' end
@@ -19,15 +19,15 @@ local function read_job(id)
   if not v[1] then
     return nil
   end
-  local ver, journalled, lease, fence, kind, due = read_tn(v[5])
+  local ver, journalled, lease, settled = read_tn(v[5])
   return { id = id, key = key, name = plain(v[1]), atm = whole(v[2]) or 0, stc = whole(v[3]) or 0,
     fence = whole(v[4]) and v[4] or '0', ver = ver, journalled = journalled, lease = lease,
     priority = whole(v[6]) and v[6] or '0',
     parent_key = v[7], parent = v[8], deid = v[9], opts = v[10], rjk = v[11], state = state_of(id),
-    settled = fence .. ' ' .. kind .. ' ' .. due }
+    settled = settled }
 end
 
-local OUT = {
+local LEAVE = {
   waiting = function(id) call('LREM', WAIT, '1', id) end,
   paused = function(id) call('LREM', PAUSED, '1', id) end,
   prioritized = function(id) call('ZREM', PRIORITIZED, id) end,
@@ -38,10 +38,10 @@ local OUT = {
   unknown = function() end,
 }
 
--- A finished child that runs again: its parent waits for it again, as in BullMQ 6.
+-- The parent of a finished child that runs again waits for it again, as in BullMQ 6.
 local function rejoin_parent(job)
   if job.parent_key and call('EXISTS', job.parent_key) == 1 then
-    -- A key of another type names no child.
+    -- A key of another type has no children.
     if redis.pcall('ZREM', job.parent_key .. ':unsuccessful', job.key) == 1
       or redis.pcall('HDEL', job.parent_key .. ':failed', job.key) == 1
       or redis.pcall('HDEL', job.parent_key .. ':processed', job.key) == 1 then
@@ -50,7 +50,8 @@ local function rejoin_parent(job)
   end
 end
 
--- Our journal goes on only where it has begun: a job of Node's that we never saw begins with its claim.
+-- Notes the step if the journal has the job's earlier history. The history of a job of Node's begins with our first
+-- claim.
 local function note_move(job, kind, to, due)
   if job.ver == 0 then
     return

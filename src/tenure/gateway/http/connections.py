@@ -1,11 +1,11 @@
-"""Connections of clients: uvicorn's protocol, bounded in bytes, in time and in number.
+"""Client connections: uvicorn's protocol with limits on bytes, time and number of connections.
 
-A connection that waits for its client has a deadline: for the head of a request, for its body, or
-for the next request. One that waits for us (a long poll, an event stream) has none. Deadlines are
-plain numbers that the server compares a few times a second: a timer for each request costs more.
+A connection that waits for its client has a deadline: for the request head, for the body, or for
+the next request. A connection that waits for us (a long poll, an event stream) has none. Deadlines
+are plain numbers that the server compares a few times a second: a timer per request costs more.
 
-Where the limit of connections is reached, the one that has waited longest for its client makes
-room, taken from the address that holds the most. A newcomer is refused only where none waits.
+At the limit of connections, the connection that has waited longest for its client is closed. It is
+taken from the address with the most connections. A new client is refused only if none waits.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tenure.gateway.sse import ABORT
 _log = structlog.get_logger("tenure.gateway")
 
 ADMIN = "tenure.admin"
-"""In the scope of a request that came in by the admin address."""
+"""Set in the scope of a request that arrived at the admin address."""
 
 _URL_BYTES_MAX = 8192
 _HEADERS_MAX = 100
 _PIPELINED_MAX = 100
-# After a refusal, what a client is still sending is read for a moment: closing at once would reset
-# the connection, and the client would lose the answer that says why. It is read at a slow pace, and
-# of a few connections only: an attacker has more of it than we have time.
+# After a refusal we read on for a moment. Closing at once would reset the connection, and the
+# client would lose the response that says why. We read slowly and from few connections, so that
+# attackers cannot keep us busy with it.
 _DISCARD_S = 2.0
 _DISCARD_BYTES = 8 << 20
 _DISCARD_PAUSE_S = 0.02
 _DISCARDING_MAX = 32
-_STALL_S = 30.0  # how long a client may leave an answer unread
-_GRACE_S = 2.0  # the application answers 408 itself before the connection is cut
+_STALL_S = 30.0  # how long a client may leave a response unread
+_GRACE_S = 2.0  # so that the application can answer 408 before the connection is closed
 
 Phase = Literal["head", "body", "done", "refused"]
 
@@ -55,19 +55,22 @@ class Connections:
         self.admin_port = -1
         self._max = connections_max
         self._exempt = settings.proxy_networks
-        self.discarding: set[Connection] = set()
-        self.lines = RateLimit()
-        self._by_address: dict[str, set[Connection]] = {}
+        self.discarding: set[ClientConnection] = set()
+        self.log_limit = RateLimit()
+        self._by_address: dict[str, set[ClientConnection]] = {}
         self._count = 0
 
-    def enter(self, new: Connection) -> bool:
-        """Take a connection in, if need be in place of one that waits for its client."""
+    def enter(self, new: ClientConnection) -> bool:
+        """Add a connection, if necessary in place of one that waits for its client.
+
+        False if there is no room.
+        """
         limit = self.settings.connections_per_address
         same = self._by_address.setdefault(new.address, set())
-        has_room = len(same) < limit or self._is_exempt(new.address) or _closed_longest(same)
+        has_room = len(same) < limit or self._is_exempt(new.address) or _close_one_waiting(same)
         if has_room and self._count >= self._max:
-            has_room = _closed_longest(max(self._by_address.values(), key=len))
-            has_room = has_room or _closed_longest(set(self._all()))
+            has_room = _close_one_waiting(max(self._by_address.values(), key=len))
+            has_room = has_room or _close_one_waiting(set(self._all()))
         if has_room:
             same.add(new)
             self._by_address[new.address] = same
@@ -76,8 +79,8 @@ class Connections:
             del self._by_address[new.address]
         return has_room
 
-    def leave(self, gone: Connection) -> None:
-        """Forget a connection, if it was taken in."""
+    def leave(self, gone: ClientConnection) -> None:
+        """Forget a connection, if it was added."""
         self.discarding.discard(gone)
         same = self._by_address.get(gone.address, set())
         if gone in same:
@@ -87,7 +90,7 @@ class Connections:
             self._by_address.pop(gone.address, None)
 
     def sweep(self) -> None:
-        """End the connections whose client took too long."""
+        """Close the connections whose deadline has passed."""
         now = asyncio.get_running_loop().time()
         for each in list(self._all()):
             if each.stalled_at < now - _STALL_S:
@@ -95,33 +98,33 @@ class Connections:
             elif each.deadline < now:
                 each.expire()
 
-    def _all(self) -> Iterator[Connection]:
+    def _all(self) -> Iterator[ClientConnection]:
         for same in self._by_address.values():
             yield from same
 
     def _is_exempt(self, address: str) -> bool:
-        """Whether an address stands for many clients: a proxy that is trusted, or a unix socket."""
+        """Whether an address stands for many clients: a trusted proxy, or a unix socket."""
         if not address:
             return True
         host = ipaddress.ip_network(address)
         return any(host.version == net.version and host.overlaps(net) for net in self._exempt)
 
 
-def _closed_longest(among: set[Connection]) -> bool:
+def _close_one_waiting(connections: set[ClientConnection]) -> bool:
     """Close the connection that has waited longest for its client; False if none waits."""
-    waiting = [each for each in among if each.is_waiting]
+    waiting = [each for each in connections if each.is_waiting]
     if not waiting:
         return False
-    oldest = min(waiting, key=lambda each: each.since)
+    oldest = min(waiting, key=lambda each: each.waiting_since)
     oldest.leave()
     oldest.transport.abort()
     return True
 
 
-class Connection(HttpToolsProtocol):
-    """One connection. Head and body of an answer leave in one write: writes are what costs most.
+class ClientConnection(HttpToolsProtocol):
+    """One connection. Head and body of a response are sent in one write: writes cost most.
 
-    The application can abort it (`ABORT`): closing would wait for a client that does not read.
+    The application can abort it (`ABORT`), because closing waits for a client that does not read.
     """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
@@ -129,18 +132,18 @@ class Connection(HttpToolsProtocol):
         self._connections = connections
         self._settings = connections.settings
         self._phase: Phase = "head"
-        self._read = 0  # bytes that came at once
-        self._bytes = 0  # those since the parser last made something of them
+        self._read = 0  # bytes of the last read
+        self._bytes = 0  # bytes since the parser last completed a head or a part of a body
         self._refusal: Problem | None = None
         self._by_admin_address = False
         self.address = ""
-        self.since = 0.0
+        self.waiting_since = 0.0
         self.deadline = math.inf
         self.stalled_at = math.inf
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is the client's turn, to write or to read."""
+        """Whether we wait for the client to send or to read."""
         return self._phase != "done" or not self._is_answering or self.flow.write_paused
 
     @property
@@ -164,7 +167,7 @@ class Connection(HttpToolsProtocol):
         self.leave()
 
     def leave(self) -> None:
-        """Make room for another."""
+        """Give up the place of this connection."""
         self._connections.leave(self)
 
     def data_received(self, data: bytes) -> None:
@@ -179,7 +182,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         phase = self._phase
         if phase == "done":
-            # An answer that went out before the end of its request left no timer behind.
+            # uvicorn sets no keep-alive timer if the response was sent before the request ended.
             answered = self.cycle.response_complete
             self.deadline = self.loop.time() + self.timeout_keep_alive if answered else math.inf
         elif phase == "body" and self.cycle.response_complete:
@@ -209,19 +212,19 @@ class Connection(HttpToolsProtocol):
             scope[ADMIN] = True
 
     def on_headers_complete(self) -> None:
-        # Most need no closer look. A head may be the second one in what was read.
+        # Only large heads are checked. With pipelining, this may be the second head of one read.
         large = self._bytes > _URL_BYTES_MAX or self._read > _URL_BYTES_MAX
         if large or len(self.headers) > _HEADERS_MAX or self.pipeline:
             self._check_head()
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
-            joined: Any = Joined(self.transport, self._close)
-            self.cycle.transport = joined
+            transport: Any = CoalescingTransport(self.transport, self._close)
+            self.cycle.transport = transport
         self._phase = "body"
         self._bytes = 0
 
     def _check_head(self) -> None:
-        """Raise what is wrong with a head; `send_400_response` then answers it."""
+        """Raise the problem of a request head; `send_400_response` then sends it."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.url) > _URL_BYTES_MAX:
             self._refusal = Problem("url_too_long")
@@ -246,15 +249,15 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.since = self.loop.time()
+        self.waiting_since = self.loop.time()
         if self.transport.is_closing():
-            self.deadline = self.since + _STALL_S
+            self.deadline = self.waiting_since + _STALL_S
         elif self._phase == "body" and self.cycle.response_complete:
             self._discard()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.stalled_at = self.since = self.loop.time()
+        self.stalled_at = self.waiting_since = self.loop.time()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -267,30 +270,30 @@ class Connection(HttpToolsProtocol):
     def expire(self) -> None:
         """The deadline has passed."""
         if self._phase == "head" and self._is_answering:
-            return  # bytes that came during an answer, such as an event stream, do not end it
+            return  # bytes that arrive during a response, such as an event stream, do not end it
         if self._phase == "body" and self._is_answering and self.flow.read_paused:
-            return  # it is the application that does not take what came
+            return  # the application has not read what arrived
         if self._phase == "head" and self._bytes and not self.transport.is_closing():
             self._refuse(Problem("head_timeout"))
         else:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not even HTTP gets a problem document as well."""
-        self._note(msg)
+        """Answer a request that is not HTTP with a problem document too."""
+        self._log_bad_request(msg)
         self._refuse(self._refusal or Problem("bad_http", msg))
 
     def _unsupported_upgrade_warning(self) -> None:
-        self._note("Unsupported upgrade request.")
+        self._log_bad_request("Unsupported upgrade request.")
 
-    def _note(self, reason: str) -> None:
-        """Once a minute and address: strangers do not fill the log."""
+    def _log_bad_request(self, reason: str) -> None:
+        """Log at most once a minute per address, so that strangers cannot fill the log."""
         with suppress(Problem):
-            self._connections.lines.take(self.address, LOG_QUOTA)
+            self._connections.log_limit.take(self.address, LOG_QUOTA)
             _log.warning("bad_request", address=self.address, reason=reason)
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer and close, unless another answer is on its way: then only close."""
+        """Send a problem and close. If another response has begun, only close."""
         if self._is_answering:
             self.transport.abort()
         elif not self.transport.is_closing():
@@ -306,14 +309,14 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head.encode() + b"\r\n\r\n" + body)
 
     def _close(self) -> None:
-        """Close after an answer; a request that is still coming is read for a moment."""
+        """Close after a response. If the request is still arriving, read on for a moment."""
         if self._phase == "body":
             self._end()
         else:
             self.transport.close()
 
     def _end(self) -> None:
-        """Say no more, and read for a moment."""
+        """Send no more, and read on for a moment."""
         self._phase = "refused"
         self.pipeline.clear()
         self.transport.write_eof()
@@ -321,13 +324,13 @@ class Connection(HttpToolsProtocol):
         self._discard()
 
     def _discard(self) -> None:
-        """Begin to throw away what comes."""
+        """Discard what arrives from now on."""
         cycle: Any = self.cycle
         if cycle is not None:
             cycle.body.clear()
         self._bytes = 0
-        self.since = self.loop.time()
-        self.deadline = self.since + _DISCARD_S
+        self.waiting_since = self.loop.time()
+        self.deadline = self.waiting_since + _DISCARD_S
         self._connections.discarding.add(self)
         if len(self._connections.discarding) > _DISCARDING_MAX:
             self.transport.close()
@@ -335,12 +338,14 @@ class Connection(HttpToolsProtocol):
     def _wait(self, phase: Phase) -> None:
         settings = self._settings
         allowed_ms = settings.head_timeout_ms if phase == "head" else settings.body_timeout_ms
-        self.since = self.loop.time()
-        self.deadline = self.since + allowed_ms / 1000 + (_GRACE_S if phase == "body" else 0)
+        self.waiting_since = self.loop.time()
+        self.deadline = (
+            self.waiting_since + allowed_ms / 1000 + (_GRACE_S if phase == "body" else 0)
+        )
 
 
-class Joined:
-    """A transport on which the head of an answer whose body has a length waits for that body."""
+class CoalescingTransport:
+    """Holds back the head of a response with a content-length, and sends it with the body."""
 
     __slots__ = ("_close", "_head", "_transport")
 
@@ -355,7 +360,7 @@ class Joined:
         elif data.startswith(b"HTTP/1.1 ") and b"\r\ncontent-length: " in data:
             self._head = data
             return
-        if not self._transport.is_closing():  # a pipelined answer may come after its client left
+        if not self._transport.is_closing():  # the client of a pipelined request may have left
             self._transport.write(data)
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Becomes a server that dies with its parent. Run as a program, never imported.
+"""Turns into a program that dies with its parent. Run as a program, never imported.
 
     python -I -S launch.py <parent pid> <signal> <uid or -> <gid or -> -- program arguments...
 
-The kernel is asked to send `signal` when the parent dies; then this process turns into `program`,
-so its process id is the server's. This runs after exec, not between fork and exec, where a process
-with threads may not run Python. The order matters: changing the user clears the request.
+It asks the kernel to send `signal` when the parent dies, then executes `program` under its own
+process id. This runs after exec and not between fork and exec, where a process
+with threads must not run Python. The user is changed first, because that clears the request.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def main() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
             sys.exit(f"cannot ask to die with the parent: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != int(parent):
-        sys.exit("the parent died before its server started")
+        sys.exit("the parent died before its child started")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     os.execv(command[0], command)  # nosec B606 # no shell is the point
 

@@ -1,10 +1,10 @@
--- Puts a job where the next claim finds it: `wait`, `prioritized` by its priority, or `delayed` until
--- it is due. Each returns the state the job is in then.
+-- Puts a job where a later claim finds it: into `wait`, into `prioritized` under its priority, or into `delayed` until
+-- it is due. Each function returns the new state of the job.
 
--- Equal priorities keep their order by a counter in the lower half of the score.
+-- B-4: a counter in the lower half of the score keeps jobs of equal priority in order.
 local function priority_score(priority, counter)
   local place = redis.pcall('INCR', counter)
-  if type(place) == 'table' then -- no count: it is begun anew
+  if type(place) == 'table' then -- not a count: start anew
     call('DEL', counter)
     place = call('INCR', counter)
   end
@@ -26,7 +26,7 @@ local function wait_at_end(id, priority)
   return 'waiting'
 end
 
--- Before all others: handed back, or taken back from a worker that died.
+-- For a job that was released, or reclaimed from a worker that died: it runs next.
 local function wait_at_front(id, priority)
   if priority > 0 then
     put('ZADD', PRIORITIZED, text[priority * 4294967296], id)
@@ -38,7 +38,7 @@ local function wait_at_front(id, priority)
   return 'waiting'
 end
 
--- The score of a due time: jobs due in the same millisecond keep their order.
+-- The score of a due time. Jobs that are due in the same millisecond keep their order.
 local function due_score(key, due)
   local least = due * SLOTS
   local most = least + SLOTS - 1
@@ -52,11 +52,11 @@ end
 local function delay(id, due)
   put('ZADD', DELAYED, due_score(DELAYED, due), id)
   emit('delayed', 'jobId', id, 'delay', text[due])
-  due_changed = true
+  must_mark_due = true
   return 'delayed'
 end
 
--- Makes claimable what has become due, in the order of its due times.
+-- B-12: moves jobs that are due from `delayed` to `wait` or `prioritized`, in the order of their due times.
 local function promote()
   local due = call('ZRANGEBYSCORE', DELAYED, '-inf', text[(NOW + 1) * SLOTS - 1], 'LIMIT', '0', '1000')
   if #due == 0 then

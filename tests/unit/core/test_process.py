@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.output import Failed
-from tenure.cli.supervisor import Supervisor
+from tenure.cli.console import note_child_line
+from tenure.core.process import ChildFailed, Supervisor
 from tests.processes import runs
 from tests.waiting import until
 
@@ -27,7 +27,7 @@ STUBBORN = (
 class Scene:
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.supervisor = Supervisor(self.said.append, os.environ)
+        self.supervisor = Supervisor(self.said.append, os.environ, note_child_line)
 
     async def start(self, code: str, name: str = "part", *, once: bool = False) -> int:
         await self.supervisor.start(name, [sys.executable, "-c", code], once=once)
@@ -92,7 +92,7 @@ async def test_a_deaf_child_is_killed_when_somebody_is_in_a_hurry(
 async def test_a_child_that_cannot_start_ends_the_whole_with_its_last_words(scene: Scene) -> None:
     await scene.start("import sys; print('no such option'); sys.exit(2)")
     with pytest.raises(
-        Failed, match=r"part does not start \(ended with exit code 2\): no such option"
+        ChildFailed, match=r"part does not start \(ended with exit code 2\): no such option"
     ):
         await asyncio.wait_for(scene.supervisor.until(asyncio.Event()), 20)
 
@@ -105,13 +105,12 @@ async def test_a_child_that_may_end_by_itself_is_not_started_again(scene: Scene)
 
 async def test_children_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     child = (
-        "import os, pathlib, sys, time; from tenure.cli.supervisor import end_with_parent;"
-        "end_with_parent(int(sys.argv[1]));"
+        "import os, pathlib, time;"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); time.sleep(300)"
     )
     parent = (
-        "import os, subprocess, sys;"
-        f"subprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
+        "import signal, subprocess, sys; from tenure.core.process import tied;"
+        f"subprocess.run(tied([sys.executable, '-c', {child!r}], dies_by=signal.SIGTERM))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", parent)
     await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())

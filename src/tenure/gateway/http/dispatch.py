@@ -1,7 +1,7 @@
-"""One path as an ASGI application: admit, limit, read, handle, answer.
+"""One path as an ASGI application: authenticate, limit, read the body, call the handler, answer.
 
-Endpoints are called without a web framework in between, for speed. The size of a body is counted
-while it arrives, so that neither a false Content-Length nor a chunked upload can fill the memory.
+Endpoints are called without a web framework, for speed. The size of a body is counted while it
+arrives, so that neither a false Content-Length nor a chunked upload can fill the memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 from msgspec import inspect
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
+from tenure.dashboard.api import ROUTE, run_while_connected, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
@@ -34,7 +36,7 @@ from tenure.gateway.settings import GatewaySettings
 from tenure.gateway.sse import Streamer
 
 _LARGE = 64 * 1024
-_UNDER_WAY = 2  # of one caller: the bodies of others wait for these alone
+_IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
 _WAITING_MAX = 16
 _ALL_MAX = 256
 _FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
@@ -45,7 +47,6 @@ _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 _log = structlog.get_logger("tenure.audit")
 
-ROUTE = "tenure.route"  # where the middleware finds the path's template for its metrics
 _JSON = b"application/json"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RIGHTS_PAGE = """# The right that each route asks for
@@ -60,14 +61,14 @@ _AUDIT = {"call": "always", "handler": "always"}
 
 
 class Bytes(msgspec.Struct, frozen=True):
-    """A body that is not JSON, with its media type."""
+    """A response body that is not JSON, with its media type."""
 
     data: bytes
     media: str
 
 
 class RouteContext:
-    """What all resources share."""
+    """What all routes share."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class RouteContext:
         self.streamer = streamer
         self.rate = rate
         self.audit = audit
-        # A key's acts on its own objects add at most a hundredth of the log a day: else one tenant
-        # could have the acts of administrators pruned.
+        # Actions of a key on its own objects fill at most a hundredth of the audit log per day.
+        # Without this limit, one tenant could have the entries of administrators pruned.
         share = max(1, settings.audit_keep // 100)
         self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
         self.own_acts = RateLimit()
@@ -127,7 +128,7 @@ class Resource:
         caller = await self._admit(endpoint, scope, headers)
         right = endpoint.right
         quota = context.auth.quota(caller.requester)
-        # Probes and scrapers always get through, and so do workers: they are the operator's.
+        # Probes, scrapers and workers belong to the operator and have no rate limit.
         if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
             context.rate.take(caller.requester, quota)
         call = Call(
@@ -137,11 +138,11 @@ class Resource:
             query=_query(endpoint, scope),
             body=await self._body(endpoint, receive, headers, caller),
             headers=headers,
-            gone=partial(_gone, receive),
+            gone=partial(until_disconnected, receive),
         )
-        answer = await (self._acted(endpoint, call) if right.does else endpoint.handle(call))
+        answer = await (self._change(endpoint, call) if right.does else endpoint.handle(call))
         if isinstance(answer, Answer):
-            await _answer(answer, send)
+            await _send_answer(answer, send)
         elif self._feed is not None:
             await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
 
@@ -157,19 +158,19 @@ class Resource:
             raise Problem("scope", refusal)
         return caller
 
-    async def _acted(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
-        """The answer to a call that changes something, and its entry in the audit log."""
+    async def _change(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
+        """Handle a call that changes something, and write its entry in the audit log."""
         if call.right.audit == "call":
             await self._context.audit.check()
         try:
             answer = await endpoint.handle(call)
-        except ReplyLost:  # it may have been done
-            await self._note(call, LOST)
+        except ReplyLost:  # the change may have been made
+            await self._record(call, LOST)
             raise
-        await self._note(call, "ok")
+        await self._record(call, "ok")
         return answer
 
-    async def _note(self, call: Call, outcome: str) -> None:
+    async def _record(self, call: Call, outcome: str) -> None:
         caller, right = call.caller, call.right
         foreign = any(not caller.owns(owner) for owner, _ in call.touched)
         if right.audit != "call" and not (right.audit == "others" and foreign):
@@ -179,8 +180,8 @@ class Resource:
             try:
                 self._context.own_acts.take(caller.who, self._context.own_share)
             except Problem:
-                said = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
-                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **said)
+                fields = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
+                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **fields)
                 return
         await self._context.audit.record(
             caller.who,
@@ -198,19 +199,13 @@ class Resource:
         if decoder is None:
             return None
         settings = self._context.settings
-        check_media(headers)
+        _check_media(headers)
         quota = self._context.auth.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
         raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
         works = endpoint.right.scope == "jobs:work"
-        gone = partial(_gone, receive)
+        gone = partial(until_disconnected, receive)
         return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
-
-
-async def _gone(receive: Receive) -> None:
-    """Until the client has hung up; its body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:
@@ -222,14 +217,14 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
         return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
     except msgspec.ValidationError as error:
         for name, text in pairs:
-            if is_beyond(text):
+            if _is_beyond(text):
                 raise Problem(
                     "bad_number", f"{name} is a number that 64 bits do not hold"
                 ) from None
         raise invalid(error, endpoint.asks) from None
 
 
-async def _answer(answer: Answer, send: Send) -> None:
+async def _send_answer(answer: Answer, send: Send) -> None:
     headers = [(name.encode(), value.encode()) for name, value in answer.headers]
     body = b""
     if isinstance(answer.body, Bytes):
@@ -244,14 +239,10 @@ async def _answer(answer: Answer, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class ClientGone(Exception):
-    """The client hung up before its request was complete: there is nobody to answer."""
-
-
 async def read_body(
     receive: Receive, headers: Mapping[str, str], bytes_max: int, timeout_ms: int
 ) -> bytes:
-    """The whole body, or `Problem` as soon as it is clear that it is too large or too slow."""
+    """The whole body; raises `Problem` as soon as it is too large or too slow."""
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -261,13 +252,13 @@ async def read_body(
         raise _too_large(bytes_max)
     if not message.get("more_body", False):
         return first
-    return await _read_on(receive, first, bytes_max, timeout_ms)
+    return await _read_rest(receive, first, bytes_max, timeout_ms)
 
 
 async def _next(receive: Receive, timeout_ms: int) -> Any:
     """The next message.
 
-    Most request bodies arrive in the same packet as the headers, so no timeout timer is set then.
+    Most request bodies arrive in the same packet as the headers, so we skip the timeout timer then.
     """
     waiting: Any = receive()
     try:
@@ -277,16 +268,16 @@ async def _next(receive: Receive, timeout_ms: int) -> Any:
     else:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                message = await _Rest(waiting, paused_at)
+                message = await _Resumed(waiting, paused_at)
         except TimeoutError:
             raise Problem("body_timeout", headers=(("connection", "close"),)) from None
     if message["type"] == "http.disconnect":
-        raise ClientGone
+        raise ClientDisconnect
     return message
 
 
-class _Rest:
-    """Goes on with a coroutine that was begun by hand and has stopped at its first wait."""
+class _Resumed:
+    """Resumes a coroutine that was started by hand and has stopped at its first `await`."""
 
     __slots__ = ("_begun", "_paused_at")
 
@@ -308,8 +299,8 @@ class _Rest:
             return done.value
 
 
-async def _read_on(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
-    """The deadline is for the whole body: a trickle does not start it anew."""
+async def _read_rest(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
+    """Read the other chunks of a body. The deadline is for all of them together."""
     chunks = [first]
     size = len(first)
     deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
@@ -331,21 +322,21 @@ def _too_large(bytes_max: int) -> Problem:
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 
-def check_media(headers: Mapping[str, str]) -> None:
-    """Refuse a body that does not call itself JSON."""
+def _check_media(headers: Mapping[str, str]) -> None:
+    """Refuse a body whose Content-Type is not JSON."""
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        said = f", not {media[:80]!r}" if media else "; there is no Content-Type"
+        found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
-            "media_type", f"the body has to be application/json{said}", accept="application/json"
+            "media_type", f"the body has to be application/json{found}", accept="application/json"
         )
 
 
 class BodyQueue:
-    """Large bodies on their way through one thread: more would only contend with the event loop.
+    """Decodes large bodies in one thread: more threads would only compete with the event loop.
 
-    A caller has a place for each of its bodies, and only some of these places are in the thread's
-    queue, so that nobody waits for all the bodies of somebody else.
+    `per_caller` limits the bodies of a caller that wait. Only two of them at a time are in the
+    queue of the thread, so that a caller does not wait for all bodies of another one.
     """
 
     def __init__(self, name: str, per_caller: int) -> None:
@@ -361,25 +352,17 @@ class BodyQueue:
         who: str,
         gone: Callable[[], Awaitable[None]] | None,
     ) -> Any:
-        """The typed body; one whose client hangs up while it waits is not read."""
+        """The typed body. If the client disconnects while the body waits, it is not decoded."""
         if who and self.places[who] >= self._per_caller:
             detail = f"{self._per_caller} bodies above {_LARGE} bytes of this key wait to be read"
             raise Problem("rate_limited", detail, retry_after_s=1)
         if self.places.total() >= _ALL_MAX:
             raise Problem("busy", "too many large bodies wait to be read", retry_after_s=1)
         self.places[who] += 1
-        turn = self._turns.setdefault(who, asyncio.Semaphore(_UNDER_WAY))
-        reading = asyncio.ensure_future(self._read(decoder, raw, turn))
-        leaving = asyncio.ensure_future(gone()) if gone else asyncio.Future[None]()
+        turn = self._turns.setdefault(who, asyncio.Semaphore(_IN_THREAD_MAX))
         try:
-            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise ClientGone
-            return reading.result()
+            return await run_while_connected(self._read(decoder, raw, turn), gone)
         finally:
-            reading.cancel()
-            leaving.cancel()
-            await asyncio.gather(reading, leaving, return_exceptions=True)
             self.places[who] -= 1
             if not self.places[who]:
                 del self.places[who], self._turns[who]
@@ -392,7 +375,7 @@ class BodyQueue:
             try:
                 return await asyncio.wrap_future(work)
             except asyncio.CancelledError:
-                if not work.cancelled():  # it is being read: the place is free when that has ended
+                if not work.cancelled():  # it is being decoded: keep the place until that ends
                     await asyncio.wait((asyncio.wrap_future(work),))
                 raise
 
@@ -409,9 +392,9 @@ async def decoded(
     works: bool = False,
     gone: Callable[[], Awaitable[None]] | None = None,
 ) -> Any:
-    """The typed body; a large one is read in a thread, because the event loop serves everyone.
+    """The typed body. A large one is decoded in a thread, to keep the event loop free.
 
-    What workers send (`works`) does not wait for the bodies of clients.
+    Bodies of workers (`works`) do not wait for the bodies of clients.
     """
     if len(raw) <= _LARGE:
         return decode(decoder, raw)
@@ -419,8 +402,8 @@ async def decoded(
 
 
 def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
-    """JSON has no cycles: to look for them while its many values are made takes most of the time,
-    and holds the interpreter."""
+    """Decode without the garbage collector. JSON has no cycles, and looking for them while many
+    values are made would take most of the time and hold the interpreter lock."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -436,10 +419,10 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
         if len(raw) > _LARGE:
             _outline(decoder).decode(raw)
         value = _typed(decoder, raw)
-        fault = json_fault(raw)  # also of what a shape takes as it stands
+        fault = json_fault(raw)  # also checks the fields that are kept as raw JSON
     except msgspec.ValidationError as error:
-        # What no field holds is not the matter of the field where it stands.
-        fault = _fault_of_misfit(raw)
+        # JSON that is faulty as a whole is not the fault of the field in which it was noticed.
+        fault = _syntax_fault(raw)
         if not fault:
             raise invalid(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -451,7 +434,7 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     return value
 
 
-def _fault_of_misfit(raw: bytes) -> str:
+def _syntax_fault(raw: bytes) -> str:
     try:
         _syntax(raw)
         raw.decode()
@@ -465,7 +448,7 @@ def _fault_of_misfit(raw: bytes) -> str:
 
 @lru_cache(maxsize=64)
 def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
-    """Reads only the lengths of lists of objects: one that is too long is refused unread."""
+    """Reads only the lengths of lists of objects: a list that is too long is not decoded."""
     fields: list[tuple[str, Any, Any]] = []
     for field in getattr(inspect.type_info(decoder.type), "fields", ()):
         for kind in getattr(field.type, "types", (field.type,)):
@@ -476,23 +459,23 @@ def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
 
 
-def is_beyond(text: str) -> bool:
+def _is_beyond(text: str) -> bool:
     """Whether a query parameter is a number that 64 bits do not hold.
 
-    >>> [is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
+    >>> [_is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
     [False, True, True, False, True]
     """
     return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX
 
 
 def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
-    """Numbers such as 16.0 are integers to JSON Schema, and some languages write them so."""
+    """Decode. 16.0 is an integer to JSON Schema, and some languages write integers like that."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-    # In C: a body may have any number of members that are no fields.
+    # The decoder runs in C and skips members that are not fields, of which there may be many.
     held = msgspec.structs.asdict(_fields(decoder).decode(raw))
     members = {name: _whole(bytes(each)) for name, each in held.items() if each is not None}
     return decoder.decode(msgspec.json.encode(members))
@@ -500,7 +483,7 @@ def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 
 @lru_cache(maxsize=64)
 def _fields(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
-    """Reads the fields of a shape as they stand."""
+    """Reads the fields of a shape as raw JSON."""
     info: Any = inspect.type_info(decoder.type)
     fields = [(field.encode_name, msgspec.Raw, None) for field in getattr(info, "fields", ())]
     strict = getattr(info, "forbid_unknown_fields", False)
@@ -514,15 +497,15 @@ def _whole(text: bytes) -> msgspec.Raw:
 
 
 def invalid(error: msgspec.ValidationError, shape: Any) -> Problem:
-    """A 422 that names the field of `shape` and, where it takes only certain words, those."""
+    """A 422 that names the field of `shape`, and the values that an enum field accepts."""
     text = str(error)
     where = _AT.search(text)
     named = _UNKNOWN.search(text) or _MISSING.search(text)
     parent = where.group(1) if where else "$"
     field = f"{parent}.{named.group(1)}" if named else parent
     field = field.removeprefix("$.").strip("$")
-    words = _words(_kind_of(field, shape)) if "enum value" in text else []
-    hint = f"; it is one of {', '.join(words)}" if words else ""
+    values = _literals(_kind_of(field, shape)) if "enum value" in text else []
+    hint = f"; it is one of {', '.join(values)}" if values else ""
     return Problem("invalid", text.replace("$.", "") + hint, field=field)
 
 
@@ -546,17 +529,17 @@ def _names(struct: Any) -> tuple[str, ...]:
     return tuple(struct.__struct_fields__)
 
 
-def _words(kind: Any) -> list[str]:
-    """The texts that a type allows, however deep its Literal stands."""
+def _literals(kind: Any) -> list[str]:
+    """The strings that a type allows; its Literal may be nested in other types."""
     return [
-        word
+        value
         for part in get_args(kind)
-        for word in ([part] if isinstance(part, str) else _words(part))
+        for value in ([part] if isinstance(part, str) else _literals(part))
     ]
 
 
 def rights_of(routes: Iterable[BaseRoute], pages: Mapping[str, Right]) -> dict[str, Right]:
-    """The right of every `METHOD /path`; `pages` has those of the routes that are no endpoints."""
+    """The right of every `METHOD /path`; `pages` has those of routes that are not endpoints."""
     found: dict[str, Right] = {}
     for route in routes:
         if isinstance(route, Route) and isinstance(route.app, Resource):
@@ -570,7 +553,7 @@ def rights_of(routes: Iterable[BaseRoute], pages: Mapping[str, Right]) -> dict[s
 
 
 def rights_page(rights: Mapping[str, Right]) -> str:
-    """The page of the documentation."""
+    """The page docs/reference/rights.md."""
     rows = [_row(route, rights[route]) for route in sorted(rights, key=_by_path)]
     return _RIGHTS_PAGE + "\n".join(rows)
 

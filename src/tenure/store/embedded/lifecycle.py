@@ -1,37 +1,28 @@
-"""A server as a child process: its data folder, its start, its readiness and its end.
-
-The kernel's "signal me when my parent dies" means the parent's *thread*. A child started from a
-pool's thread would be killed when the pool ends, so one thread that lives as long as the process
-starts them all.
-"""
+"""An embedded server as a child process: its data folder, its start, its readiness and its end."""
 
 from __future__ import annotations
 
 import abc
 import atexit
 import fcntl
-import functools
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import ClassVar
 
+from tenure.core import process as child
 from tenure.core.errors import Conflict, StoreUnreachable, UsageError
 from tenure.store.files import open_private, private_file, private_folder
 
-_LAUNCHER = Path(__file__).with_name("launch.py")
 _LOCK = "tenure.lock"
 _LOCK_PATIENCE_S = 5.0
 _LOG_TAIL_LINES = 12
@@ -43,30 +34,21 @@ _PORT_MIN, _PORT_MAX = 15_000, 32_000
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """The user that a child becomes when it may not run as root."""
-
-    name: str
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute, as which user, and the signal that ends it in good order."""
+    """What to execute, as which user, and the signal that asks it to end."""
 
     argv: Sequence[str]
     ends_by: signal.Signals
-    user: User | None = None
+    user: child.User | None = None
     env: Mapping[str, str] | None = None
 
 
 class DataFolder:
     """The folder at `path`, or a temporary one that exists while it is locked.
 
-    The lock is an open file that the server inherits, so it lasts until this process *and* its
-    server are gone: a successor waits while the old server still writes. `owner` is the user who
-    may own the folder besides us: the one that the server becomes.
+    The lock is an open file that the server inherits. It lasts until this process *and* its server
+    are gone, so a successor waits while the old server still writes. Besides us, only `owner` may
+    own the folder: the user that the server becomes.
     """
 
     def __init__(self, path: Path | None, kind: str, owner: int | None = None) -> None:
@@ -89,14 +71,14 @@ class DataFolder:
         return self.path / "server.log"
 
     def lock(self) -> int:
-        """Takes the lock and returns its descriptor; Conflict when another process has it."""
+        """Take the lock and return its descriptor; raises `Conflict` if another process has it."""
         if self._lock_fd is not None:
             return self._lock_fd
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix=f"tenure-{self._kind.lower()}-"))
         private_folder(self._path, mark=_LOCK, owner=self._owner)
         fd = open_private(self._path / _LOCK)
-        if not _locked(fd):
+        if not _try_lock(fd):
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise Conflict(
@@ -108,7 +90,7 @@ class DataFolder:
         return fd
 
     def unlock(self) -> None:
-        """Releases the lock; a temporary folder is removed."""
+        """Release the lock; a temporary folder is removed."""
         if self._lock_fd is None:
             return
         os.close(self._lock_fd)
@@ -126,8 +108,8 @@ class DataFolder:
         return "\n".join(f"  | {line}" for line in lines[-_LOG_TAIL_LINES:]) or "  | (empty)"
 
 
-def _locked(fd: int) -> bool:
-    """Tries for a while: the server of a parent that just died may still be writing."""
+def _try_lock(fd: int) -> bool:
+    """Try for a while: the server of a parent that just died may still be writing."""
     deadline_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -141,9 +123,9 @@ def _locked(fd: int) -> bool:
 
 
 class EmbeddedServer(abc.ABC):
-    """One server process and its folder; starting again keeps the data and the port.
+    """One server process and its folder; a restart keeps the data and the port.
 
-    A kind of server says what to run and when it is ready. The methods block.
+    A subclass defines what to run and when it is ready. The methods block.
     """
 
     kind: ClassVar[str]
@@ -161,15 +143,15 @@ class EmbeddedServer(abc.ABC):
     @property
     @abc.abstractmethod
     def url(self) -> str:
-        """Over TCP, which clients in every language understand; the same after a restart."""
+        """The URL over TCP; it stays the same after a restart."""
 
     @abc.abstractmethod
     def _prepare(self, port: int) -> Command:
-        """Makes the folder ready, and returns what to run."""
+        """Prepare the folder and return what to run."""
 
     @abc.abstractmethod
     def _is_ready(self, port: int, pid: int) -> bool:
-        """Whether this very process answers: another server may have the same port."""
+        """Whether the process `pid` answers: another server may have taken the port."""
 
     @property
     def port(self) -> int:
@@ -186,11 +168,11 @@ class EmbeddedServer(abc.ABC):
 
     @property
     def data_dir(self) -> Path:
-        """Where its data and its log are."""
+        """The folder of its data and its log."""
         return self._folder.path
 
     def start(self) -> str:
-        """Starts the server unless it runs, waits until it answers, and returns its URL."""
+        """Start the server unless it runs, wait until it answers, and return its URL."""
         with self._guard:
             if self.pid is None:
                 lock_fd = self._folder.lock()
@@ -205,41 +187,33 @@ class EmbeddedServer(abc.ABC):
             return self.url
 
     def restart(self) -> str:
-        """Ends the server in good order if it runs, and starts it on the same data and port."""
+        """Stop the server if it runs, and start it on the same data and port."""
         self._end()
         return self.start()
 
     def stop(self) -> None:
-        """Ends the server in good order and releases the folder; a temporary one is removed."""
+        """Stop the server and release the folder; a temporary folder is removed."""
         with self._guard:
             if self._owner_pid == os.getpid():
                 self._end()
                 self._release()
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would; returns when the server is gone. The folder stays."""
+        """SIGKILL, like a power cut; returns when the server is gone. The folder stays."""
         with self._guard:
             process = self._process
             if process is None or self._owner_pid != os.getpid():
                 return
-            orphans = _children(process.pid)
-            process.kill()
-            process.wait()
+            child.kill(process)
             self._process = None
-            _wait_until_gone(orphans)
 
     def _end(self, by: signal.Signals | None = None) -> None:
-        """Ends the server, in good order unless `by` says otherwise; the folder stays."""
+        """Stop the server by its usual signal, or `by` another one; the folder stays."""
         with self._guard:
             process, command = self._process, self._command
             if process is None or command is None or self._owner_pid != os.getpid():
-                return  # not ours: a forked copy of us must not end our server
-            if process.poll() is None:
-                process.send_signal(by or command.ends_by)
-            try:
-                process.wait(_ENDS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+                return  # a forked copy of this process must not stop the server
+            child.stop(process, by=by or command.ends_by, within_s=_ENDS_WITHIN_S)
             self._process = None
 
     def _release(self) -> None:
@@ -248,8 +222,8 @@ class EmbeddedServer(abc.ABC):
         self._owner_pid = 0
 
     def _start_on_a_port(self, lock_fd: int) -> None:
-        """A port of our choice may be taken before the server gets there: then another one."""
-        if self._port is not None:  # asked for, or known to clients since the first start
+        """Start on the known port, else on a free one; another process may take that one first."""
+        if self._port is not None:  # requested, or known to clients since the first start
             self._start_on(self._port, lock_fd)
             return
         for attempt in range(_PORT_ATTEMPTS):
@@ -266,8 +240,9 @@ class EmbeddedServer(abc.ABC):
     def _start_on(self, port: int, lock_fd: int) -> None:
         folder = self._folder
         self._command = command = self._prepare(port)
-        folder.log.unlink(missing_ok=True)  # one start, one log: its end explains a failure
-        self._process = process = spawn(
+        folder.log.unlink(missing_ok=True)  # a log per start, so that its end explains a failure
+        private_file(folder.log)
+        self._process = process = child.spawn(
             command.argv,
             log=folder.log,
             dies_by=command.ends_by,
@@ -291,80 +266,11 @@ class EmbeddedServer(abc.ABC):
         )
 
 
-def spawn(
-    command: Sequence[str],
-    *,
-    log: Path,
-    dies_by: signal.Signals,
-    user: User | None = None,
-    keep_open: Sequence[int] = (),
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Starts `command` in a session of its own; `dies_by` reaches it when this process dies."""
-    argv = tied(command, dies_by=dies_by, user=user)
-
-    def start() -> subprocess.Popen[bytes]:
-        private_file(log)
-        with log.open("ab") as output:
-            return subprocess.Popen(  # nosec B603 # the command is ours
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=tuple(keep_open),
-                start_new_session=True,  # Ctrl-C goes to us, and we stop the server when ready
-                cwd=cwd,
-                env=env,
-                umask=0o077,
-            )
-
-    return _in_spawner(start)
-
-
-def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
-    """The command line that runs `command` and ends with the thread that starts it."""
-    identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
-    launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
-    return [*launcher, str(os.getpid()), str(int(dies_by)), *identity, "--", *command]
-
-
-_Started = subprocess.Popen[bytes]
-_StartQueue = SimpleQueue[tuple[Callable[[], _Started], Future[_Started]]]
-_spawner_lock = threading.Lock()
-
-
-def _in_spawner(start: Callable[[], _Started]) -> _Started:
-    with _spawner_lock:
-        queue = _spawner_queue(os.getpid())
-    result: Future[_Started] = Future()
-    queue.put((start, result))
-    return result.result()
-
-
-@functools.lru_cache(maxsize=1)
-def _spawner_queue(_pid: int) -> _StartQueue:
-    """The queue of the thread that starts children; a forked process gets its own."""
-    queue: _StartQueue = SimpleQueue()
-
-    def run() -> None:
-        while True:
-            start, result = queue.get()
-            try:
-                result.set_result(start())
-            except BaseException as error:
-                result.set_exception(error)
-
-    # A daemon, so that it outlives atexit handlers, which stop the servers in good order.
-    threading.Thread(target=run, name="tenure-spawner", daemon=True).start()
-    return queue
-
-
 def _free_port() -> int:
     """A free port below the kernel's range for outgoing connections.
 
-    From within that range, a client that retries while the server is down can be given the server's
-    own port as its source, connect to itself, and keep the server from coming back.
+    Within that range, the kernel may give a client that retries while the server is down the
+    server's own port as its source. The client then connects to itself, and the server cannot bind.
     """
     for _ in range(1000):
         port = random.randrange(_PORT_MIN, _PORT_MAX)
@@ -376,25 +282,3 @@ def _free_port() -> int:
                 continue
             return port
     raise StoreUnreachable(f"no free TCP port between {_PORT_MIN} and {_PORT_MAX} on 127.0.0.1")
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _wait_until_gone(pids: Sequence[int], patience_s: float = 10.0) -> None:
-    """Waits for the children of a killed server, which end by themselves; a new one must not run
-    beside them."""
-    deadline_s = time.monotonic() + patience_s
-    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(_POLL_EVERY_S)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,5 +1,5 @@
-// Adds sample jobs with Node's own BullMQ and listens for their ends: `REDIS_URL=... node main.mjs QUEUE`.
-// The worker on the other side is Tenure's, in Python; neither knows of the other.
+// Adds sample jobs with Node's own BullMQ and listens for their results: `REDIS_URL=... node main.mjs QUEUE`.
+// The worker is Tenure's, in Python.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -12,14 +12,14 @@ const events = new QueueEvents(name, { connection });
 const WAITING_MAX = 30;
 const between = (low, high) => low + Math.floor(Math.random() * (high - low + 1));
 
-// A store that is away is waited for: ioredis connects again by itself, and we say so once.
-let away = false;
-const troubled = (error) => {
-  if (!away) console.log(`Node waits for the store: ${error.code || error.message}`);
-  away = true;
+// ioredis reconnects to a lost store by itself; we log it once.
+let unreachable = false;
+const onError = (error) => {
+  if (!unreachable) console.log(`Node waits for the store: ${error.code || error.message}`);
+  unreachable = true;
 };
-queue.on('error', troubled);
-events.on('error', troubled);
+queue.on('error', onError);
+events.on('error', onError);
 
 for (const end of ['completed', 'failed']) {
   events.once(end, ({ jobId }) => console.log(`Node hears: job ${jobId} ${end}, by a Python worker`));
@@ -43,7 +43,7 @@ function video() {
 
 for (let number = 0; ; number += 1) {
   const { waiting, prioritized } = await queue.getJobCounts('waiting', 'prioritized');
-  away = false;
+  unreachable = false;
   if (waiting + prioritized < WAITING_MAX) {
     await queue.add(name, video(), {
       attempts: 3,
