@@ -44,6 +44,7 @@ _FULL_PAGE = 100
 _FULL_PAGES_MAX = 20
 _PAUSE_S = 0.1
 _WHILE_LEASED = frozenset({"extend", "report", "reject"})
+_CANCEL_S = 0.2
 # Records whose end is awaited are read again after so long, at most so many in one sweep.
 _CHECK_S = 2.0
 _CHECKS_MAX = 100
@@ -151,9 +152,11 @@ class JobFeed(Generic[F]):
 
     async def close(self) -> None:
         """Stop reading; who still waits gets an error."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = set(self._tasks)
+        while running:  # `asyncio.wait_for` of Python 3.11 may lose a cancel: cancel until they end
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=_CANCEL_S)
         self._settled.set()
         for awaited in self._ends.values():
             awaited.fail(UsageError("the queue was closed while the end of a job was awaited"))
