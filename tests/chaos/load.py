@@ -17,8 +17,9 @@ from uuid import UUID
 
 import msgspec
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import StoreError, StoreUnreachable
-from tenure.core.job import NewJob, short_hash
+from tenure.core.job import NewJob
 from tenure.core.registry import open_queue
 from tests.chaos.effects import now_ms
 from tests.chaos.posting import AnswerLost, NotSent, Poster

@@ -18,7 +18,7 @@ from dataclasses import replace
 from tenure.contracts.bullmq.scripts import SCRIPTS as BULLMQ_SCRIPTS
 from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
-from tenure.store.scripts import ScriptFolder
+from tenure.store.redis import ScriptFolder
 
 Edits = tuple[tuple[str, str, str], ...]
 SCRIPTS: dict[str, ScriptFolder] = {
@@ -39,7 +39,7 @@ _STREAMS: dict[str, Edits] = {
     ),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n    take_back()\n", "\n"),
+        ("claim", "\n    take_expired()\n", "\n"),
         ("upkeep", "\neach_idle('upkeep_from', ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.
@@ -86,7 +86,7 @@ _OMNIQ: dict[str, Edits] = {
     "forgetful-submit": (
         ("publish", "\n  answer = known(s, id, payload, gid)\n", "\n  answer = nil\n"),
         ("publish", "local answer = known(s, id, payload, gid)", "local answer = nil"),
-        ("publish", "if told and told(id, payload_h) then", "if false then"),
+        ("publish", "if was_published and was_published(id, payload_h) then", "if false then"),
     ),
 }
 PLANTED: dict[str, dict[str, Edits]] = {"streams": _STREAMS, "bullmq": _BULLMQ, "omniq": _OMNIQ}

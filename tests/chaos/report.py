@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.job import short_hash
+from tenure.core.encoding import short_hash
 from tenure.core.journal import JournalEvent
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Injected

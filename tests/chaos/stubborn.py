@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, StoreError
-from tenure.core.job import short_hash
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_queue

@@ -22,8 +22,7 @@ from tenure.contracts.omniq.calls import SCRIPTS as OMNIQ_SCRIPTS
 from tenure.contracts.streams import options as streams
 from tenure.contracts.streams.queue import SCRIPTS as STREAMS_SCRIPTS
 from tenure.store.embedded import EmbeddedRedis
-from tenure.store.redis import Redis
-from tenure.store.scripts import Script
+from tenure.store.redis import Redis, Script
 from tests.chaos.effects import now_ms
 from tests.chaos.plane_subject import PlaneSubject
 

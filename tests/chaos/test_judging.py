@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from tenure.core.job import short_hash
+from tenure.core.encoding import short_hash
 from tenure.core.journal import JournalEvent
 from tests.chaos.effects import Effect, Effects
 from tests.chaos.faults import Injected, plan

@@ -38,8 +38,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tenure.core.history import BY_HOLDER, HistoryChecker, Violation
-from tenure.core.journal import JournalEvent
+from tenure.core.journal import BY_HOLDER, HistoryChecker, JournalEvent, Violation
 from tenure.core.registry import machines
 from tenure.core.state import Machine
 from tests.chaos.witness import Fault, Observation, Snapshot, observed, scanned

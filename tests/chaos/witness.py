@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from tenure.core.history import BECOMES, GONE, HistoryChecker, JobHistory
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.journal import BECOMES, GONE, HistoryChecker, JobHistory
 from tenure.core.seam import Counts
 
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue, WorkerBeat
-from tenure.store.redis import Redis
-from tenure.store.scripts import Script
+from tenure.store.redis import Redis, Script
 from tests.chaos.proxy import LossyProxy
 
 Close: TypeAlias = Callable[[], Awaitable[Any]]

@@ -9,7 +9,7 @@ from tenure.core.registry import open_queue
 
 async def given_up(url: str) -> str:
     """The id of such an event, made in the inbox at `url`."""
-    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=abc"}
+    hook = {"status_webhook_url": "https://me:pw@hooks.example/jobs?token=hidden-word"}
     inbox, outbox = open_queue(url, worker_id="w1"), open_queue(f"{url}&box=outbox")
     try:
         await inbox.submit([NewJob(task="greet", payload=b"{}", options=hook)])

@@ -15,7 +15,7 @@ from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import TenureError
 from tenure.core.outcome import Fatal
 from tenure.core.registry import parse_url
-from tenure.dashboard import search
+from tenure.dashboard import finder, search
 from tenure.egress import EgressError
 from tenure.egress.guard import read_target
 from tenure.gateway import auth
@@ -59,7 +59,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exce
         ["state:failed task:a* attempt>3 -is:stuck since:2h payload.a.b:c"],
         (TenureError,),
     ),
-    "cursor": (search._positions, ["eyJhIjp7fX0", "e30"], (TenureError,)),
+    "cursor": (finder._positions, ["eyJhIjp7fX0", "e30"], (TenureError,)),
     "cron": (
         lambda text: schedulers.next_after(text, 1, "UTC"),
         ["*/5 0 1,15 * 1-5", "0 0 29 2 *", "@weekly", "H H(0-7) * * L"],

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tenure.core.errors import UsageError
-from tenure.store.scripts import load_script, strip_comments
+from tenure.store.redis import load_script, strip_comments
 
 _HEADER = re.compile(
     r"\A\s*(?:--\[\[(?P<block>.*?)\]\]|(?P<lines>(?:[ \t]*--[^\n]*(?:\n|\Z))+))", re.DOTALL

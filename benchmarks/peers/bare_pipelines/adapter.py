@@ -25,8 +25,7 @@ from tenure.core.job import NewJob
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_ledger, open_queue
-from tenure.store.redis import Redis
-from tenure.store.scripts import Script
+from tenure.store.redis import Redis, Script
 
 BATCH = 500
 CLAIMS_IN_FLIGHT = 3

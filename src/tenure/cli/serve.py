@@ -31,7 +31,7 @@ from tenure.cli.console import emit_text, note, note_child_line
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tenure.worker.telemetry import Notifier
+    from tenure.worker.events import Notifier
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
@@ -230,7 +230,7 @@ async def _run_workers(
     restarts the children, feeds the watchdog.
     """
     from tenure.core.process import Supervisor, stop_on_signals
-    from tenure.worker.telemetry import Notifier
+    from tenure.worker.events import Notifier
 
     address, watchdog_ms = notify_address()
     notifier = Notifier(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from itertools import accumulate
@@ -297,3 +298,8 @@ def _is_beyond(number: bytes, number_max: float) -> bool:
     if number.isdigit() and len(number) < 400:  # a double would round it
         return int(number) >= number_max
     return float(number) >= number_max
+
+
+def short_hash(data: bytes) -> str:
+    """What the journal keeps of a payload, a result or a token."""
+    return hashlib.sha256(data).hexdigest()[:16]

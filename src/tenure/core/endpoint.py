@@ -8,7 +8,7 @@ error of `core.errors`, into a response. The API document is made from the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args
 
@@ -183,7 +183,7 @@ class Refused(UsageError):
         self.code = code
 
 
-Handle: TypeAlias = Callable[[Call], Awaitable[Answer | Follow]]
+Handle: TypeAlias = Callable[[Call], Coroutine[Any, Any, Answer | Follow]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +192,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     `takes` is the type of the JSON body, `asks` the type of the query parameters, `reads` the
     request headers the handler looks at (name to annotated type), `problems` the statuses that can
     be answered besides those every endpoint has, `bytes_max` the largest body where the gateway's
-    own limit is too small.
+    own limit is too small. `is_search`: it only reads, and its cost grows with the number of stored
+    objects, so a key may run few of them at a time, and each ends when its client disconnects.
     """
 
     method: str
@@ -210,6 +211,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[int, ...] = ()
     tag: str = "jobs"
     bytes_max: int = 0
+    is_search: bool = False
 
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

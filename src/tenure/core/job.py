@@ -122,11 +122,6 @@ def request_hash(*parts: Any) -> str:
     return hashlib.sha256(canonical(parts)).hexdigest()[:32]
 
 
-def short_hash(data: bytes) -> str:
-    """What the journal keeps of a payload, a result or a token."""
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
 def scoped_key(requester: str, key: str) -> str:
     """The store's key for an idempotency key, different for each requester.
 

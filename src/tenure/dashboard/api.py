@@ -219,9 +219,7 @@ class Api:
         actions: Actions,
         watch: JournalWatch,
         redaction: Redaction,
-        searches: SearchLimit,
     ) -> None:
-        self._searches = searches
         self._queues = queues
         self._finder = finder
         self._actions = actions
@@ -236,17 +234,17 @@ class Api:
         job = "/api/queues/{queue}/jobs/{job_id}"
         return [
             _get("/api/jobs", "findJobs", "Search the jobs of all queues",
-                 self._search(self._find), JobList, asks=FindJobs, problems=(409, 422)),
+                 self._find, JobList, asks=FindJobs, problems=(409, 422)),
             _get("/api/jobs/count", "countJobs", "How many jobs match a search",
-                 self._search(self._count), CountView, asks=CountJobs, problems=(422,)),
+                 self._count, CountView, asks=CountJobs, problems=(422,)),
             _get(job, "readQueueJob", "One job of a queue",
-                 self._search(self._job), JobFull, problems=(404,)),
+                 self._job, JobFull, problems=(404,)),
             _get(f"{job}/events", "readQueueJobEvents", "The events of one job",
-                 self._search(self._events), EventList, asks=ReadEvents, problems=(404, 422)),
+                 self._events, EventList, asks=ReadEvents, problems=(404, 422)),
             _get("/api/workers", "listWorkers", "Workers and their running jobs",
-                 self._search(self._workers), WorkerList),
+                 self._workers, WorkerList),
             _get("/api/dead", "listDead", "Dead letters by error class",
-                 self._search(self._dead), DeadList),
+                 self._dead, DeadList),
             _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
                  self._stats, StatsView),
             _get("/api/autoscale/{queue}", "readBacklog",
@@ -255,7 +253,7 @@ class Api:
             _get("/api/audit", "readAudit", "The audit log, newest first",
                  self._audit, AuditList, asks=ReadAudit, problems=(422,)),
             _get("/api/bulk/{bulk_id}", "readBulk", "The progress of an action on many jobs",
-                 self._bulk_state, Bulk, problems=(404,)),
+                 self._bulk_state, Bulk, problems=(404,), is_search=False),
         ]  # fmt: skip
 
     def _action_endpoints(self) -> list[Endpoint]:
@@ -287,7 +285,7 @@ class Api:
     def _outbox_endpoints(self) -> list[Endpoint]:
         return [
             _get("/api/outboxes", "listOutboxes", "The queues that have an outbox",
-                 self._outboxes, OutboxList),
+                 self._outboxes, OutboxList, is_search=False),
             _get("/api/queues/{queue}/outbox", "readOutbox",
                  "Events of a queue's outbox and their deliveries, newest first",
                  self._deliveries, Deliveries, asks=ReadOutbox, problems=(404, 422)),
@@ -297,12 +295,6 @@ class Api:
                   does="redeliver", takes=RedeliverBody, problems=_WITH_BODY,
                   example={"event_ids": ["0190f5a2-8b3c-7def-8123-456789abcdef.3"]}),
         ]  # fmt: skip
-
-    def _search(self, handle: Callable[[Call], Coroutine[Any, Any, Answer]]) -> Handle:
-        async def run(call: Call) -> Answer:
-            return await self._searches.run(call.caller.who, call.gone, handle(call))
-
-        return run
 
     async def _find(self, call: Call) -> Answer:
         query: FindJobs = call.query
@@ -389,7 +381,7 @@ class Api:
         body: BulkBody = call.body
         search = parse_now(body.q)
         if body.expect is not None:
-            count = await self._finder.count(search)
+            count = await run_while_connected(self._finder.count(search), call.gone)
             if count.jobs > body.expect:
                 raise Conflict(f"{count.jobs} jobs match by now, not {body.expect}")
         return Answer(202, await self._actions.begin(call.caller.who, body.action, search))
@@ -435,6 +427,7 @@ def _get(
     shape: Any,
     *,
     scope: Scope = "observe",
+    is_search: bool = True,
     **more: Any,
 ) -> Endpoint:
     return Endpoint(
@@ -445,6 +438,7 @@ def _get(
         right=Right(scope, "all"),
         handle=handle,
         replies={200: Reply("The current state.", shape)},
+        is_search=is_search,
         tag="observing",
         **more,
     )

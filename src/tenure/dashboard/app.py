@@ -168,11 +168,11 @@ class Dashboard:
         self._read_body = read_body
         self._form_bytes_max = form_bytes_max
         self._notices = _Notices()
-        self._searches = SearchLimit()
+        self.searches = SearchLimit()
         self.watch = JournalWatch(queues)
         self._live = LiveStreams(self.watch)
         self.actions = Actions(queues, finder, audit)
-        self._api = Api(queues, finder, self.actions, self.watch, redaction, self._searches)
+        self._api = Api(queues, finder, self.actions, self.watch, redaction)
         self._pages = Pages(
             queues,
             finder,
@@ -241,7 +241,7 @@ class Dashboard:
                     return found
                 admitted = found
                 self.watch.touch()
-                slot.enter_context(self._searches.slot(admitted.who))
+                slot.enter_context(self.searches.slot(admitted.who))
                 gone = partial(until_disconnected, request.receive)
                 page = await run_while_connected(handle(admitted), gone)
             except NotFound as error:

@@ -24,8 +24,7 @@ from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
 from tenure.core.registry import open_part, parse_url
 from tenure.dashboard.display import now_ms
 from tenure.sql.engine import INBOX, Engine
-from tenure.store.redis import Redis
-from tenure.store.scripts import ScriptFolder
+from tenure.store.redis import Redis, ScriptFolder
 
 _log = structlog.get_logger("tenure.audit")
 
@@ -307,9 +306,9 @@ class AuditLog(ABC):
         """Append one entry; it is stored when this returns."""
         async with self._lock:
             head, self._head = self._head or await self._read_head(), None
-            if head.size > self._keep + self._keep // 10:
-                head = await self._prune()
             for _ in range(_TRIES):
+                if head.size > self._keep + self._keep // 10:
+                    head = await self._prune()
                 link, after = await self._append(entry, head)
                 if link is not None:
                     self._head = after
@@ -367,18 +366,22 @@ class AuditLog(ABC):
         return None, now
 
     async def _prune(self) -> ChainHead:
-        """Remove the oldest entries, unless another gateway does; returns the new end."""
+        """Remove the oldest entries, unless another gateway did; returns the new end."""
         head = await self._read_head()
-        oldest = await self._read("", max(head.size - self._keep, 1))
-        if head.size <= self._keep or not oldest:
-            return head
-        entry = AuditEntry(
-            ts_ms=now_ms(),
-            who="tenure",
-            action=_PRUNE,
-            outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
-        )
-        return (await self._append(entry, head, oldest))[1]
+        for _ in range(_TRIES):
+            oldest = await self._read("", max(head.size - self._keep, 1))
+            if head.size <= self._keep or not oldest:
+                break
+            entry = AuditEntry(
+                ts_ms=now_ms(),
+                who="tenure",
+                action=_PRUNE,
+                outcome=f"through {oldest[-1].seq} {oldest[-1].hash}",
+            )
+            stored, head = await self._append(entry, head, oldest)
+            if stored is not None:
+                break
+        return head
 
 
 class MemoryAudit(AuditLog):

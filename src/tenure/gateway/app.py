@@ -161,7 +161,14 @@ class Gateway:
         return self._documents["/asyncapi.json"]
 
     def _routes(self) -> tuple[dict[str, bytes], ASGIApp]:
-        context = RouteContext(self.settings, self._auth, self._streamer, RateLimit(), self._audit)
+        context = RouteContext(
+            self.settings,
+            self._auth,
+            self._streamer,
+            RateLimit(),
+            self._audit,
+            self.dashboard.searches,
+        )
         own = [*self._operations.endpoints(), *self.dashboard.endpoints()]
         groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
             (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, url, queue.name)

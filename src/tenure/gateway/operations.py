@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -39,18 +40,22 @@ from tenure.gateway.feed import Feed
 from tenure.gateway.http.dispatch import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
+from tenure.gateway.problems import Problem
 from tenure.gateway.settings import GatewaySettings
-from tenure.store.batcher import Batcher
+from tenure.store.batcher import Batcher, TooManyWaiting
 from tenure.store.redis import Redis
 
 _log = structlog.get_logger("tenure.gateway")
 
 _READY_S = 2.0
+_READY_CACHE_S = 1.0
 _PROBE_CACHE_S = 5.0
+_NO_JOB = "readyz"
 _SEQ_MAX = 2**53
 _PLAIN = "text/plain; charset=utf-8"
 _BATCH_JOBS_MAX = 100
 _BATCH_BYTES_MAX = 1 << 20
+_WAITING_JOBS_MAX = 10_000
 _WARNINGS_CACHE_S = 60.0
 _Verb: TypeAlias = Literal["pause", "resume"]
 _Steer: TypeAlias = Callable[[str, _Verb, str], Awaitable[None]]
@@ -137,7 +142,9 @@ def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> GatewayQueue
 class SubmitBatcher:
     """Batches the submits of many clients; one call of the queue runs at a time.
 
-    A job whose client disconnects before the call is not stored.
+    Requesters take turns, so one that sends many lists does not delay the others. Its jobs that
+    wait are limited; the anonymous local caller has no limit. A job whose client disconnects before
+    the call is not stored.
     """
 
     def __init__(self, queue: Submits) -> None:
@@ -147,11 +154,21 @@ class SubmitBatcher:
             size_max=_BATCH_BYTES_MAX,
             measure=lambda job: len(job.payload),
             drops_gone=True,
+            caller_of=attrgetter("requester"),
+            waiting_max=_WAITING_JOBS_MAX,
         )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Like the queue's `submit`. After an error it is unknown which of the jobs are stored."""
-        return await self._submits(jobs)
+        """Like the queue's `submit`. After an error it is unknown which of the jobs are stored.
+
+        Raises `Problem` 429 if too many jobs of the requester wait; then none of these is stored.
+        """
+        try:
+            return await self._submits(jobs)
+        except TooManyWaiting as error:
+            detail = f"{error.weight} jobs of this key wait to be stored, and at most "
+            detail += f"{_WAITING_JOBS_MAX} may; wait for their answers"
+            raise Problem("rate_limited", detail, retry_after_s=1) from None
 
 
 class RedisWarnings:
@@ -241,6 +258,53 @@ class ExportAudit(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=10_000, description="How many at most.")] = 10_000
 
 
+class Readiness:
+    """Whether the stores answer and accept writes. Strangers may ask, as often as they like.
+
+    So a check reads one job that does not exist and counts nothing. One check runs at a time for
+    all callers, and its answers are used for a second.
+    """
+
+    def __init__(self, queues: QueueRegistry) -> None:
+        self._queues = queues
+        self._check: asyncio.Task[dict[str, str]] | None = None
+        self._fresh_until_s = -math.inf
+        self._probed_s: dict[str, float] = {}
+
+    async def answers(self) -> dict[str, str]:
+        """By the name of each queue "ok", or what is wrong with its store."""
+        check = self._check
+        if check is None or (check.done() and time.monotonic() > self._fresh_until_s):
+            check = self._check = asyncio.create_task(self._ask_all())
+        return await asyncio.shield(check)
+
+    async def _ask_all(self) -> dict[str, str]:
+        answers = await asyncio.gather(*map(self._ask, self._queues))
+        self._fresh_until_s = time.monotonic() + _READY_CACHE_S
+        return dict(zip(self._queues.names, answers, strict=True))
+
+    async def _ask(self, queue: OpenQueue) -> str:
+        """ "ok" if the store answers and accepts writes. A successful write is cached for 5 s."""
+        try:
+            async with asyncio.timeout(_READY_S):
+                await queue.ledger.get(_NO_JOB)
+                if self._probed_s.get(queue.name, -math.inf) > time.monotonic() - _PROBE_CACHE_S:
+                    return "ok"
+                await queue.ledger.probe()
+        except TimeoutError:
+            answer = "no answer in time"
+        except (StoreUnreachable, ReplyLost) as error:
+            reply = str(error.reply or "").partition(" ")[0]
+            answer = f"unreachable ({reply})" if reply else "unreachable"
+        except StoreError:
+            answer = "refuses writes"
+        else:
+            self._probed_s[queue.name] = time.monotonic()
+            return "ok"
+        self._probed_s.pop(queue.name, None)
+        return answer
+
+
 class Operations:
     """Handlers over all queues.
 
@@ -263,7 +327,7 @@ class Operations:
         self._draining = draining
         self._steer = steer
         self._audit = audit
-        self._probed_s: dict[str, float] = {}
+        self._readiness = Readiness(self._queues)
 
     def endpoints(self) -> list[Endpoint]:
         """The endpoints besides those of contracts and dashboard."""
@@ -275,13 +339,13 @@ class Operations:
         return [
             _endpoint("GET /api/queues", "listQueues", "Depths and totals of every queue",
                       self._list, {200: Reply("The queues.", QueueList)},
-                      Right("observe", "all"), "queues"),
+                      Right("observe", "all"), "queues", is_search=True),
             self._switch("pause", "Stop handing out jobs; running jobs continue"),
             self._switch("resume", "Hand out jobs again"),
             _endpoint("GET /api/audit/export", "exportAudit",
                       "The audit log with its hashes, one JSON object a line, oldest first",
                       self._export, {200: export}, Right("admin", "all"), "observing",
-                      asks=ExportAudit, problems=(422,)),
+                      asks=ExportAudit, problems=(422,), is_search=True),
             _endpoint("POST /v1/tickets", "createTicket",
                       "A ticket for one request, for clients that cannot set headers",
                       self._ticket, {201: Reply("The ticket.", Ticket)},
@@ -296,7 +360,7 @@ class Operations:
                       self._readyz, ready, OPEN, asks=ReadyAsks),
             _endpoint("GET /metrics", "metrics", "Metrics for Prometheus",
                       self._exposition, {200: Reply("Metrics.", str, media=TEXT)},
-                      Right("metrics", "all")),
+                      Right("metrics", "all"), is_search=True),
         ]  # fmt: skip
 
     def _switch(self, verb: _Verb, summary: str) -> Endpoint:
@@ -340,40 +404,19 @@ class Operations:
         """Ready: not draining, and at least one store accepts writes. `checks` has each result."""
         for queue in self._queues:
             self._note_quarantined(queue)
-        answers = await asyncio.gather(*map(self._check_store, self._queues))
+        stores = await self._readiness.answers()
+        answers = set(stores.values())
         draining = self._draining()
-        stores = dict(zip(self._queues.names, answers, strict=True))
         checks = {"draining": "draining" if draining else "ok"}
         checks |= {f"store:{name}": answer for name, answer in stores.items()}
         ready = not draining and "ok" in answers
-        word = "not ready" if not ready else "ready" if set(answers) == {"ok"} else "degraded"
+        word = "not ready" if not ready else "ready" if answers == {"ok"} else "degraded"
         status = 200 if ready else 503
         if call.query.verbose is not None:
             signs = {name: "+" if answer == "ok" else "-" for name, answer in checks.items()}
             lines = [f"[{signs[name]}] {name} {answer}" for name, answer in checks.items()]
             return Answer(status, Bytes("\n".join([*lines, word, ""]).encode(), _PLAIN))
         return Answer(status, Ready(word, checks), () if ready else (("retry-after", "2"),))
-
-    async def _check_store(self, queue: OpenQueue) -> str:
-        """ "ok" if the store answers and accepts writes. A successful write is cached for 5 s."""
-        try:
-            async with asyncio.timeout(_READY_S):
-                await queue.ledger.counts()
-                if self._probed_s.get(queue.name, -math.inf) > time.monotonic() - _PROBE_CACHE_S:
-                    return "ok"
-                await queue.ledger.probe()
-        except TimeoutError:
-            answer = "no answer in time"
-        except (StoreUnreachable, ReplyLost) as error:
-            reply = str(error.reply or "").partition(" ")[0]
-            answer = f"unreachable ({reply})" if reply else "unreachable"
-        except StoreError:
-            answer = "refuses writes"
-        else:
-            self._probed_s[queue.name] = time.monotonic()
-            return "ok"
-        self._probed_s.pop(queue.name, None)
-        return answer
 
     async def _exposition(self, call: Call) -> Answer:
         """A store that does not answer is a metric (`tenure_store_up` 0), not an error."""

@@ -23,7 +23,7 @@ from tenure.gateway.app import Gateway
 from tenure.gateway.http.connections import ClientConnection, Connections
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
-from tenure.worker.telemetry import Notifier
+from tenure.worker.events import Notifier
 
 _log = structlog.get_logger("tenure.gateway")
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tenure.core.job import short_hash
+from tenure.core.encoding import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.core.seam import Quarantined

@@ -22,7 +22,7 @@ from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
 from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
-from tenure.store.resend import part
+from tenure.store.resend import later_step
 
 _STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
@@ -118,7 +118,7 @@ class SqlQueue:
                 lease_ms=self._settings.lease_ms,
                 always=always,
             )
-            for row in await part(start, extend):
+            for row in await later_step(start, extend):
                 at = row["n"] - 1
                 answers[start + at] = msgspec.structs.replace(
                     chunk[at],
@@ -141,7 +141,7 @@ class SqlQueue:
                 [_report_row(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            for row in await part(turn, stored):
+            for row in await later_step(turn, stored):
                 at = chunk[row["n"] - 1]
                 held[at] = "" if row["becomes"] else f"{row['was']} to {reports[at].step}"
         lost = await self._lost("report", [report.lease for report in reports], held)

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, UsageError
-from tenure.core.job import NewJob, Submitted, check_key, request_hash, short_hash
+from tenure.core.job import NewJob, Submitted, check_key, request_hash
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
-from tenure.store.resend import part
+from tenure.store.resend import later_step
 
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
@@ -47,8 +48,8 @@ async def submit_jobs(
 ) -> list[Submitted]:
     """Store jobs; answers are per job and in order."""
     answers: dict[int, Submitted] = {}
-    seen: set[str | tuple[str, str]] = set()
-    repeated: list[int] = []
+    first: dict[str | tuple[str, str], int] = {}
+    repeated: list[_NewRow] = []
     storing: list[asyncio.Task[None]] = []
     several = len(jobs) > _BATCH_MAX  # then one batch may be stored and another may fail
     try:
@@ -58,27 +59,25 @@ async def submit_jobs(
             for at in range(start, end, _SLICE):
                 positions = range(at, min(at + _SLICE, end))
                 for position, row in _rows(settings, jobs, positions, answers):
-                    if _is_repeated(row, seen):
-                        repeated.append(position)
-                    else:
-                        fresh.append((position, row))
+                    is_first = _first_position(position, row, first) == position
+                    (fresh if is_first else repeated).append((position, row))
                 if storing:
                     await asyncio.sleep(0)  # let the batch before be sent in the meantime
             # Two bulk submits may run at once and keep their order; a smaller one waits for them.
             beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
             while len(storing) > beside:
-                await part(several, storing[0])
+                await later_step(several, storing[0])
                 del storing[0]
             storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
         for task in storing:
-            await part(several, task)
+            await later_step(several, task)
     finally:
         for task in storing:
             task.cancel()
         await asyncio.gather(*storing, return_exceptions=True)
-    if repeated:
-        again = submit_jobs(engine, settings, [jobs[at] for at in repeated])
-        answers.update(zip(repeated, await part(repeated, again), strict=True))
+    while repeated:
+        again = _store_repeated(engine, settings, repeated, answers)
+        repeated = await later_step(repeated, again)
     return [answers[at] for at in range(len(jobs))]
 
 
@@ -97,15 +96,20 @@ def _rows(
             answers[position] = Submitted("", "invalid", str(error))
 
 
-def _is_repeated(row: tuple[Any, ...], seen: set[str | tuple[str, str]]) -> bool:
-    """Whether an earlier job of the same submit has this id or this key."""
+def _first_position(
+    position: int, row: tuple[Any, ...], first: dict[str | tuple[str, str], int]
+) -> int:
+    """The position of the first job of the submit that has this id or this key."""
     job_id, requester, key = row[0], row[9], row[12]
-    if job_id in seen or (key and (requester, key) in seen):
-        return True
-    seen.add(job_id)
+    found = first.get(job_id)
+    if found is None and key:
+        found = first.get((requester, key))
+    if found is not None:
+        return found
+    first[job_id] = position
     if key:
-        seen.add((requester, key))
-    return False
+        first[requester, key] = position
+    return position
 
 
 async def _store(
@@ -134,11 +138,51 @@ async def _store(
     # The others are known already, or the queue is full. The lookup comes after the submit, when
     # concurrent submits of the same keys have ended.
     rest = [(position, row) for position, row in fresh if position not in answers]
-    batch = [(row[0], row[9], row[12]) for _, row in rest]
+    for (position, row), found in zip(rest, await _find(engine, settings, rest), strict=True):
+        answers[position] = _answer(settings, row, found)
+
+
+async def _find(engine: Engine, settings: QueueSettings, rows: Sequence[_NewRow]) -> list[Any]:
+    """For each row the stored job that has its id or key, or None."""
+    batch = [(row[0], row[9], row[12]) for _, row in rows]
     known = await engine.run(settings.table, "lookup", batch, queue=settings.queue)
     found = {row["n"]: row for row in known}
-    for number, (position, row) in enumerate(rest, 1):
-        answers[position] = _answer(settings, row, found.get(number))
+    return [found.get(number) for number in range(1, len(rows) + 1)]
+
+
+async def _store_repeated(
+    engine: Engine,
+    settings: QueueSettings,
+    repeated: Sequence[_NewRow],
+    answers: dict[int, Submitted],
+) -> list[_NewRow]:
+    """Answer jobs that repeat an earlier one of their submit, as a later submit would.
+
+    Most are known by now. If the earlier job was refused, the next one with its id or key is
+    stored; if the queue is full, the others get that answer too. Returns those without an answer.
+    """
+    unknown: list[_NewRow] = []
+    for start in range(0, len(repeated), _BATCH_MAX):
+        batch = repeated[start : start + _BATCH_MAX]
+        for new, found in zip(batch, await _find(engine, settings, batch), strict=True):
+            if found is None:
+                unknown.append(new)
+            else:
+                answers[new[0]] = _answer(settings, new[1], found)
+    first: dict[str | tuple[str, str], int] = {}
+    firsts = [_first_position(*new, first) for new in unknown]
+    fresh = [new for new, at in zip(unknown, firsts, strict=True) if new[0] == at]
+    for start in range(0, len(fresh), _BATCH_MAX):
+        await _store(engine, settings, fresh[start : start + _BATCH_MAX], answers)
+    left: list[_NewRow] = []
+    for new, at in zip(unknown, firsts, strict=True):
+        if new[0] == at:
+            continue
+        if answers[at].status == "full":
+            answers[new[0]] = answers[at]
+        else:
+            left.append(new)
+    return left
 
 
 def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submitted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -29,12 +29,33 @@ class _Request(NamedTuple, Generic[T, R]):
     answer: asyncio.Future[list[R]]
 
 
+class TooManyWaiting(Exception):
+    """Too many items of the caller wait already; none of these was sent. `weight` is what waits."""
+
+    def __init__(self, weight: int) -> None:
+        super().__init__(f"items of weight {weight} wait")
+        self.weight = weight
+
+
+class _Caller(Generic[T, R]):
+    """The requests of one caller that wait, and their weight."""
+
+    __slots__ = ("requests", "weight")
+
+    def __init__(self) -> None:
+        self.requests: deque[_Request[T, R]] = deque()
+        self.weight = 0
+
+
 class Batcher(Generic[T, R]):
     """`send` returns one answer per item, in order; at most `calls_max` calls run at a time.
 
     `weigh` returns the weight of an item (1 by default), see `LOAD`. A batch has at most
     `items_max` items and, with `measure`, a total size of at most `size_max`. With `drops_gone` a
-    request is not sent if its caller was cancelled before.
+    request is not sent if its caller was cancelled before. With `caller_of`, which returns the
+    caller of a request by its first item, callers take turns: one request of each goes into a batch
+    before the second one of any, and a caller with requests in the last batch comes last. A caller
+    that has a name may then have a weight of `waiting_max` waiting.
     """
 
     def __init__(
@@ -47,6 +68,8 @@ class Batcher(Generic[T, R]):
         size_max: int = 0,
         measure: Callable[[T], int] | None = None,
         drops_gone: bool = False,
+        caller_of: Callable[[T], str] | None = None,
+        waiting_max: int = 0,
     ) -> None:
         self._send = send
         self._items_max = items_max
@@ -55,18 +78,31 @@ class Batcher(Generic[T, R]):
         self._size_max = size_max
         self._measure = measure
         self._drops_gone = drops_gone
+        self._caller_of = caller_of
+        self._waiting_max = waiting_max
         self._weight = 0
-        self._waiting: deque[_Request[T, R]] = deque()
+        self._waiting: OrderedDict[str, _Caller[T, R]] = OrderedDict()
+        self._last_callers: dict[str, None] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __call__(self, items: Sequence[T]) -> list[R]:
-        """The answers to these items; after an error it is unknown which were executed."""
+        """The answers to these items; after an error it is unknown which were executed.
+
+        Raises `TooManyWaiting` before anything is executed.
+        """
         if not items:
             return []
         answer: asyncio.Future[list[R]] = asyncio.get_running_loop().create_future()
         weight = sum(map(self._weigh, items)) if self._weigh else len(items)
         size = sum(map(self._measure, items)) if self._measure else 0
-        self._waiting.append(_Request(items, weight, size, answer))
+        name = self._caller_of(items[0]) if self._caller_of else ""
+        caller = self._waiting.get(name)
+        if caller is None:
+            caller = self._waiting[name] = _Caller()
+        elif name and caller.weight + weight > self._waiting_max > 0:
+            raise TooManyWaiting(caller.weight)
+        caller.requests.append(_Request(items, weight, size, answer))
+        caller.weight += weight
         self._weight += weight
         if not self._calls or (self._weight >= LOAD and len(self._calls) < self._calls_max):
             self._calls.add(asyncio.create_task(self._work()))
@@ -81,19 +117,36 @@ class Batcher(Generic[T, R]):
             self._calls.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_batch(self) -> list[_Request[T, R]]:
-        """The first request, and the following ones that fit."""
+        """The first request of each caller in turn, until one does not fit."""
+        waiting, last, self._last_callers = self._waiting, self._last_callers, {}
+        if len(waiting) > 1:
+            for name in last:
+                if name in waiting:
+                    waiting.move_to_end(name)
         batch: list[_Request[T, R]] = []
         count = size = 0
-        while self._waiting:
-            request = self._waiting[0]
-            count, size = count + len(request.items), size + request.size
-            if batch and (count > self._items_max or size > self._size_max):
-                break
-            self._weight -= self._waiting.popleft().weight
-            if self._drops_gone and request.answer.done():
-                count, size = count - len(request.items), size - request.size
-            else:
+        while waiting:
+            name, caller = next(iter(waiting.items()))
+            is_alone = len(waiting) == 1
+            while caller.requests:
+                request = caller.requests[0]
+                count, size = count + len(request.items), size + request.size
+                if batch and (count > self._items_max or size > self._size_max):
+                    return batch
+                caller.requests.popleft()
+                caller.weight -= request.weight
+                self._weight -= request.weight
+                if self._drops_gone and request.answer.done():
+                    count, size = count - len(request.items), size - request.size
+                    continue
                 batch.append(request)
+                self._last_callers[name] = None
+                if not is_alone:
+                    break
+            if caller.requests:
+                waiting.move_to_end(name)
+            else:
+                del waiting[name]
         return batch
 
     async def _send_batch(self, batch: list[_Request[T, R]]) -> None:

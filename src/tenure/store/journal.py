@@ -58,7 +58,7 @@ def lines_of(fields: Sequence[bytes]) -> Sequence[bytes]:
     return [job_id + tail for job_id in ids]
 
 
-class Lines:
+class LineFormat:
     """Parses the lines of one queue. `fields` names the columns, `task` is for lines without it."""
 
     def __init__(self, fields: Sequence[str], *, contract: str, queue: str, task: str = "") -> None:
@@ -100,7 +100,7 @@ class Lines:
 class StreamJournal:
     """Reads a journal stream in pages, each after a cursor."""
 
-    def __init__(self, redis: Redis, key: str, lines: Lines) -> None:
+    def __init__(self, redis: Redis, key: str, lines: LineFormat) -> None:
         self._redis = redis
         self._key = key
         self._lines = lines

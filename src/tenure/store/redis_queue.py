@@ -30,7 +30,7 @@ from tenure.core.seam import (
 )
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
-from tenure.store.resend import part
+from tenure.store.resend import later_step
 
 BATCH_MAX = 500
 """How many jobs one script call takes: a longer call would block the server's other clients."""
@@ -70,9 +70,9 @@ async def in_batches(
     items: Sequence[T], send: Callable[[Sequence[T]], Awaitable[Iterable[R]]], size: int = BATCH_MAX
 ) -> list[R]:
     """Send the items in batches; the answers to all of them, in order."""
-    answers: list[R] = []
-    for start in range(0, len(items), size):
-        answers += await part(start, send(items[start : start + size]))
+    answers = list(await send(items[:size])) if items else []
+    for start in range(size, len(items), size):
+        answers += await later_step(start, send(items[start : start + size]))
     return answers
 
 

@@ -49,12 +49,12 @@ async def resend(
     raise AssertionError("the last try returns or raises")
 
 
-async def submit_surely(queue: Submits, jobs: Sequence[NewJob]) -> list[Submitted]:
+async def submit_with_retry(queue: Submits, jobs: Sequence[NewJob]) -> list[Submitted]:
     """Submit jobs that have ids, again if the answer is lost: the second time changes nothing."""
     return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
 
 
-async def part(earlier: object, step: Awaitable[T]) -> T:
+async def later_step(earlier: object, step: Awaitable[T]) -> T:
     """One step of a call that has several; `earlier` is true if another step was executed."""
     try:
         return await step

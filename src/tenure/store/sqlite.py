@@ -157,7 +157,10 @@ class SqliteFile:
         return await self._call(self._writes, step)
 
     async def read(self, step: Step) -> Any:
-        """Run a step that only reads; it sees everything committed before."""
+        """Run a step that only reads; it sees everything committed before.
+
+        If the caller is cancelled before its turn, the step is not run.
+        """
         return await self._call(self._reads, step)
 
     def end(self) -> None:
@@ -225,6 +228,8 @@ class SqliteFile:
     def _read_loop(self) -> None:
         connection: sqlite3.Connection | None = None
         while (call := self._reads.get()) is not None:
+            if call.future.done():  # its caller has gone, and others wait
+                continue
             try:
                 if connection is None:
                     connection = _connect(self.path, self._synchronous, self.client)

@@ -28,6 +28,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
+from tenure.worker.claim import Context, Source
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
@@ -39,7 +40,6 @@ from tenure.worker.settle import (
     no_children_outcome,
     with_custom_backoff,
 )
-from tenure.worker.source import Context, Source
 from tenure.worker.task import Task, Tasks
 from tenure.worker.telemetry import Tracer
 
@@ -241,7 +241,7 @@ class Executor:
             attempt = entry.attempt
             self._count(attempt, VERDICT_NAMES[type(verdict)])
             if self._listeners:
-                self._listeners.ended(attempt, verdict)
+                self._listeners.ended(attempt.job, attempt.outcome, verdict)
             source.forget(attempt)
             if isinstance(verdict, LeaseLost):
                 log.warning("lease lost", **lease_facts(attempt.lease), reason=verdict.reason)

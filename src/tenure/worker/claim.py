@@ -1,15 +1,361 @@
-"""The claim loop: claim as many jobs as there are free slots, while earlier ones still run."""
+"""A queue as the worker uses it (`Source`), and the loop that claims leases for free slots."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any, Protocol
 
-from tenure.core.errors import ReplyLost, StoreUnreachable
-from tenure.core.lease import Lease
-from tenure.worker.attempt import Executor
-from tenure.worker.job import Attempt
-from tenure.worker.source import Context, Source
+import msgspec
+import structlog
+
+from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
+from tenure.core.lease import Lease, Report
+from tenure.core.outcome import Outcome, Verdict
+from tenure.core.registry import open_queue, parse_url
+from tenure.core.seam import Queue
+from tenure.worker.config import Settings
+from tenure.worker.events import Listeners, Metrics, Watch
+from tenure.worker.job import Attempt, Ending
+from tenure.worker.settle import (
+    Backoff,
+    Entry,
+    Flusher,
+    nul_free,
+    nul_free_report,
+    refused_outcome,
+    replaced_note,
+)
+
+log = structlog.get_logger("tenure.worker")
+
+Opener = Callable[[], Queue]
+
+
+def opener_of(queue: str | Opener, worker_id: str) -> tuple[str, Opener]:
+    """The name to show for a queue (no password in it) and how to open an instance of it."""
+    if isinstance(queue, str):
+        url = queue
+        return parse_url(url).safe, lambda: open_queue(url, worker_id=worker_id)
+    return getattr(queue, "__name__", type(queue).__name__), queue
+
+
+class QueueSlots:
+    """The slots of one queue; `in_use` counts running jobs and claims in flight.
+
+    `claim_max` is the most leases that one claim returns, `most` the most slots that the queue may
+    have (0: all). `hungry`: the last claim returned all it asked for. `idle`: it returned none.
+    """
+
+    __slots__ = ("claim_max", "hungry", "idle", "in_use", "most", "waiter")
+
+    def __init__(self, claim_max: int, most: int) -> None:
+        self.claim_max = claim_max
+        self.most = most
+        self.in_use = 0
+        self.hungry = False
+        self.idle = False
+        self.waiter: asyncio.Future[None] | None = None
+
+
+class Slots:
+    """All slots of a worker, shared fairly by its queues. `take` waits for some, `give` frees them.
+
+    Every queue has a right to an equal part. A queue may borrow free slots beyond that, but not
+    those that a hungry queue still has a right to. An idle queue keeps one slot for its waiting
+    claim, so that a busy queue cannot starve it.
+    """
+
+    def __init__(self, total: int, *, batch_max: int) -> None:
+        self.total = total
+        self.used = 0
+        self._queues: list[QueueSlots] = []
+        self.paused = False
+        self._waiting = 0
+        self._closed = False
+        self._batch_max = batch_max
+
+    def add_queue(self, claim_max: int = 0, most: int = 0) -> QueueSlots:
+        """The slots of one more queue."""
+        made = QueueSlots(min(claim_max or self._batch_max, self._batch_max), most)
+        self._queues.append(made)
+        return made
+
+    def resize(self, total: int) -> None:
+        """Change the number of slots; running jobs keep theirs until they end."""
+        self.total = total
+        self._wake()
+
+    def pause(self, paused: bool) -> None:
+        """Hand out no slots while paused."""
+        self.paused = paused
+        self._wake()
+
+    @property
+    def crowded(self) -> bool:
+        """More queues than slots: a claim must not wait long with its slot."""
+        return len(self._queues) > self.total
+
+    def allowance(self, queue: QueueSlots) -> int:
+        """How many slots this queue may take now."""
+        free = min(self.total - self.used, (queue.most or self.total) - queue.in_use)
+        if free <= 0 or self.paused:
+            return 0
+        # At most half, so that the next claim runs while this batch is being executed.
+        most = min(queue.claim_max, max(1, (self.total + 1) // 2))
+        if len(self._queues) == 1:
+            return min(free, most)
+        fair = max(1, self.total // len(self._queues))
+        others = [each for each in self._queues if each is not queue and each.hungry]
+        owed = sum(max(0, min(fair, each.most or fair) - each.in_use) for each in others)
+        limit = min(free, max(fair - queue.in_use, free - owed), most)
+        return min(limit, 1) if queue.idle else max(limit, 0)
+
+    async def take(self, queue: QueueSlots) -> int:
+        """Wait for at least one slot and take what is allowed; 0 when the worker stops."""
+        while not self._closed:
+            count = self.allowance(queue)
+            if count:
+                self.used += count
+                queue.in_use += count
+                return count
+            queue.waiter = asyncio.get_running_loop().create_future()
+            self._waiting += 1
+            await queue.waiter
+        return 0
+
+    def give(self, queue: QueueSlots, count: int) -> None:
+        """Free slots and wake waiting queues, those with the fewest slots in use first.
+
+        A waiter runs in the next turn of the loop, so it finds all slots that this turn freed.
+        """
+        self.used -= count
+        queue.in_use -= count
+        if self._waiting:
+            self._wake()
+
+    def close(self) -> None:
+        """Hand out no more slots."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting = [queue for queue in self._queues if queue.waiter is not None]
+        waiting.sort(key=lambda queue: queue.in_use)
+        for queue in waiting:
+            if queue.waiter is not None and not queue.waiter.done():
+                queue.waiter.set_result(None)
+            queue.waiter = None
+        self._waiting = 0
+
+
+class Context(msgspec.Struct, frozen=True, eq=False):
+    """What the parts of one worker share."""
+
+    settings: Settings
+    worker_id: str
+    clock: Callable[[], float]
+    rng: Random
+    slots: Slots
+    watch: Watch
+    listeners: Listeners
+    metrics: Metrics
+
+
+class Contact:
+    """Whether the store answers. Changes are logged, not every failure."""
+
+    __slots__ = ("_failing", "ever", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ever = False
+        self._failing: set[str] = set()
+
+    @property
+    def answers(self) -> bool:
+        """False while any operation fails."""
+        return not self._failing
+
+    def made(self, operation: str) -> bool:
+        """A call was answered; True if it was the first one ever."""
+        first, self.ever = not self.ever, True
+        if self._failing and operation in self._failing:
+            self._failing.discard(operation)
+            log.info("the store answers again", source=self.name, operation=operation)
+        return first
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """A call failed."""
+        if operation not in self._failing:
+            self._failing.add(operation)
+            away = isinstance(error, StoreUnreachable)
+            what = "the store is away; trying again" if away else "the store failed; trying again"
+            log.warning(what, source=self.name, operation=operation, error=repr(error))
+
+
+class Source:
+    """One served queue: its attempts, its flushers and its slots.
+
+    `settled` and `dropped` are called with the fate of outcomes; `end` stops an attempt.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue: Queue,
+        context: Context,
+        *,
+        settled: Callable[[Sequence[Entry], Sequence[Verdict]], None],
+        dropped: Callable[[Entry, Exception], None],
+        end: Callable[[Attempt, Ending], None],
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.features = queue.features
+        self.queue_slots = context.slots.add_queue(self.features.claim_max, self.features.slots_max)
+        self.contact = Contact(name)
+        self.attempts: dict[Attempt, None] = {}
+        self.lease_ms = self.features.lease_ms
+        self.loop = asyncio.get_running_loop()
+        self._settings = context.settings
+        self._rng = context.rng
+        self._watch = context.watch
+        self._end = end
+        self._quarantined = context.metrics.quarantined
+        if self.features.take_quarantined is not None:
+            self._quarantined.setdefault(name, 0)
+        queue.slots = context.slots.total
+        self.settles = Flusher(
+            queue.settle,
+            answered=settled,
+            dropped=dropped,
+            failed=partial(self.failed, "settle"),
+            instead=refused_outcome,
+            clock=context.clock,
+            backoffs=[self.backoff() for _ in range(self.features.settles_at_once)],
+            settings=context.settings,
+        )
+        self.reports = Flusher(
+            queue.report,
+            answered=self._reported,
+            dropped=self._report_done,
+            failed=partial(self.failed, "report"),
+            clock=context.clock,
+            backoffs=[self.backoff()],
+            settings=context.settings,
+        )
+
+    def backoff(self) -> Backoff:
+        """Pauses between tries against this queue's store."""
+        return Backoff(self._rng, self._settings.backoff_ms, self._settings.backoff_ms_max)
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """A call of the store failed and will be made again."""
+        self.contact.failed(operation, error)
+        self._watch.tell(f"{operation}_failed")
+
+    def answered(self, operation: str) -> None:
+        """A call of the store was answered."""
+        if self.contact.made(operation):
+            self._watch.tell("contact")
+
+    def note_quarantined(self) -> None:
+        """Log and count the records that the queue set aside as unreadable since the last call."""
+        if self.features.take_quarantined is None:
+            return
+        for record in self.features.take_quarantined():
+            self._quarantined[self.name] += 1
+            log.warning(
+                "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
+            )
+
+    async def keep_up(self) -> None:
+        """Run upkeep at once, which is the first contact too, then every `upkeep_ms`, jittered."""
+        while True:
+            try:
+                await self.queue.upkeep()
+            except Exception as error:
+                self.contact.failed("upkeep", error)
+            else:
+                self.answered("upkeep")
+                self.note_quarantined()
+                self._watch.tell("upkeep")
+            await asyncio.sleep(self._settings.upkeep_ms / 1000 * (0.75 + self._rng.random() / 2))
+
+    def forget(self, attempt: Attempt) -> None:
+        """Drop an attempt that the store has ended or whose lease is lost."""
+        self.attempts.pop(attempt, None)
+        attempt.job = None  # breaks the reference cycle, so that both are freed at once
+
+    async def children(self, job_id: str) -> Any:
+        """What the children of a job left, in the words of the contract."""
+        if self.features.children is None:
+            raise UsageError(f"jobs of {self.name} have no children")
+        return await self.features.children(job_id)
+
+    # outcomes and reports -----------------------------------------------------------------------
+
+    def fit(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """The outcome as this store can hold it; a line in the job's log says if it was changed."""
+        if self.features.holds_nul:
+            return outcome
+        fitted = nul_free(outcome)
+        if fitted.result is not outcome.result:
+            self.report(attempt, replaced_note(attempt.lease))
+        return fitted
+
+    def settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Send an outcome, after the attempt's reports."""
+        entry = Entry(attempt, outcome)
+        if attempt.unsent:
+            attempt.parked = entry
+        else:
+            self.settles.add(entry)
+
+    def report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
+        """Queue a report of a running attempt; the future is done when the store has it."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if report.payload and not self.features.replaces_payload:
+            raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
+        if attempt.concluded or attempt.lost:
+            written.set_exception(LeaseLost(attempt.lease.job_id, "this attempt is over"))
+            written.exception()  # else asyncio logs it if it is never awaited
+            return written
+        attempt.unsent += 1
+        fitted = report if self.features.holds_nul else nul_free_report(report)
+        self.reports.add(Entry(attempt, fitted, written))
+        return written
+
+    def _reported(self, entries: Sequence[Entry], answers: Sequence[LeaseLost | None]) -> None:
+        for entry, answer in zip(entries, answers, strict=True):
+            self._report_done(entry, answer)
+        self.contact.made("report")
+        self._watch.tell("reported", len(entries))
+
+    def _report_done(self, entry: Entry, error: Exception | None) -> None:
+        """A report was written or given up; an outcome that waited for it may be sent now.
+
+        The handler gets the error. The attempt ends only if the lease is lost. It is marked at once
+        and its handler is stopped one turn later, after it was raised the `LeaseLost`.
+        """
+        attempt, written = entry.attempt, entry.written
+        attempt.unsent -= 1
+        if written is not None and not written.done():
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+                written.exception()
+        if attempt.parked is not None and not attempt.unsent:
+            self.settles.add(attempt.parked)
+            attempt.parked = None
+        if isinstance(error, LeaseLost) and attempt in self.attempts and not attempt.concluded:
+            attempt.lost = True
+            self.loop.call_soon(self._end, attempt, "lost")
+
 
 # The wait of a claim while the length of leases is unknown. A lease's local deadline counts from
 # when its claim was sent, so a wait longer than the lease would lose it at once.
@@ -22,6 +368,19 @@ _BLOCKING_S = 0.05
 _REFUSALS_MAX = 3
 
 
+class RunsAttempts(Protocol):
+    """What becomes of claimed leases (`worker.attempt.Executor`)."""
+
+    def adopt(self, source: Source, leases: Sequence[Lease], sent: float) -> list[Attempt]:
+        """Take a slot for each lease, counted from when the claim was sent."""
+
+    def release(self, attempts: Sequence[Attempt]) -> None:
+        """Hand jobs back that were never begun."""
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Start the handlers."""
+
+
 class Claimer:
     """Claims for one queue, one call at a time.
 
@@ -32,7 +391,7 @@ class Claimer:
     def __init__(
         self,
         source: Source,
-        executor: Executor,
+        executor: RunsAttempts,
         context: Context,
         lease_changed: Callable[[], None],
     ) -> None:

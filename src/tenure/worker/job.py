@@ -14,7 +14,7 @@ from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
-from tenure.worker.metrics import Tally
+from tenure.worker.events import Tally
 from tenure.worker.task import Task
 
 TERMINAL_TYPES = frozenset(

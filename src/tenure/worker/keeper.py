@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.seam import Queue
+from tenure.worker.claim import Contact, Context, Opener, Source
 from tenure.worker.job import Attempt, Ending
-from tenure.worker.source import Contact, Context, Opener, Source
 
 _EXTEND_BATCH_MAX = 500
 

@@ -29,23 +29,14 @@ from prometheus_client import CollectorRegistry
 
 from tenure.core.errors import TenureError, UsageError
 from tenure.worker.attempt import Executor
-from tenure.worker.claim import Claimer
+from tenure.worker.claim import Claimer, Context, Opener, Slots, Source, opener_of
 from tenure.worker.config import Settings, capacity, identity
+from tenure.worker.events import EventName, Listener, Listeners, Metrics, Notifier, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
-from tenure.worker.metrics import Metrics
 from tenure.worker.pools import HandlerPools
-from tenure.worker.source import Context, Opener, Slots, Source, opener_of
 from tenure.worker.task import Task, Tasks, is_child
-from tenure.worker.telemetry import (
-    EventName,
-    Listener,
-    Listeners,
-    Notifier,
-    Tracer,
-    Watch,
-    ensure_logs,
-)
+from tenure.worker.telemetry import Tracer, ensure_logs
 
 log = structlog.get_logger("tenure.worker")
 

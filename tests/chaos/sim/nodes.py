@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.memory import MemoryQueue
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, StoreError
-from tenure.core.job import NewJob, Submitted, short_hash
+from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze, Verdict
 from tenure.core.retry import RetryPolicy

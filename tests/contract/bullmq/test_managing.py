@@ -9,8 +9,7 @@ import pytest
 
 from tenure.contracts.bullmq import MACHINE, Flow, SchedulerRecord
 from tenure.core.errors import Conflict, NotFound, UsageError
-from tenure.core.history import HistoryChecker
-from tenure.core.journal import JournalEvent
+from tenure.core.journal import HistoryChecker, JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tests.contract.bullmq.conftest import Bench
 

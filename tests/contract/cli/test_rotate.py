@@ -34,13 +34,14 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         await rows.close()
 
     asyncio.run(fill())
-    known = registry._contract
-    contract = SimpleNamespace(open_credentials=lambda url: Rows(path))
+    known = registry.contract_of
+    contract = SimpleNamespace(parts={"credentials": lambda url: Rows(path)})
 
-    def found(url: registry.QueueUrl) -> object:
-        return contract if url.contract == "sealed" else known(url)
+    def found(url: str | registry.QueueUrl) -> object:
+        parsed = registry.parse_url(url) if isinstance(url, str) else url
+        return contract if parsed.contract == "sealed" else known(parsed)
 
-    monkeypatch.setattr(registry, "_contract", found)
+    monkeypatch.setattr(registry, "contract_of", found)
     return path
 
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.worker.metrics import Metrics
+from tenure.worker.events import Metrics
 from tests.contract.gateway.conftest import Site
 
 ROOT = Path(__file__).parents[3]

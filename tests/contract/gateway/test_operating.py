@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tenure.core.errors import UsageError
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.worker.telemetry import Notifier
+from tenure.worker.events import Notifier
 from tests.contract.gateway.conftest import Site
 from tests.contract.gateway.test_refusals import is_problem
 from tests.contract.gateway.web import Web
@@ -94,6 +94,36 @@ async def test_health_is_answered_in_json_and_in_plain_lines(web: Web) -> None:
     ready = await web.get("/readyz")
     assert ready.json == {"status": "ready", "checks": {"draining": "ok", "store:streams": "ok"}}
     assert (await web.get("/readyz?verbose")).body.endswith(b"[+] store:streams ok\nready\n")
+
+
+@pytest.mark.parametrize("kind", ["streams", "sqlite"])
+async def test_readiness_counts_no_jobs_and_many_askers_share_one_check(
+    site: Site, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers may ask: what grows with the number of jobs, or of askers, would stop the store."""
+    url = site.url() if kind == "streams" else f"plane+sqlite:///{tmp_path}/jobs.db"
+    gateway = await site.gateway(queues=(url,))
+    (queue,) = gateway.gateway.queues
+    called: list[str] = []
+
+    def spy(name: str) -> None:
+        real = getattr(queue.ledger, name)
+
+        async def seen(*given: object) -> object:
+            called.append(name)
+            return await real(*given)
+
+        monkeypatch.setattr(queue.ledger, name, seen)
+
+    for name in ("counts", "get", "probe"):
+        spy(name)
+    web = Web(gateway.url)
+    replies = await asyncio.gather(*(web.get("/readyz") for _ in range(30)))
+    assert {reply.status for reply in replies} == {200}
+    assert called == ["get", "probe"]
+    await asyncio.sleep(1.1)  # longer than an answer is believed
+    assert (await web.get("/readyz")).status == 200
+    assert called == ["get", "probe", "get"], "the write is tried every five seconds"
 
 
 class _Links(HTMLParser):

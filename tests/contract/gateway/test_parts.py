@@ -101,6 +101,32 @@ async def test_a_job_whose_client_left_before_it_was_sent_is_not_sent() -> None:
     assert queue.batches == [["a"], ["c"]]
 
 
+async def test_lists_of_one_requester_do_not_delay_the_job_of_another() -> None:
+    queue = Slow()
+    gathered = SubmitBatcher(queue)
+
+    def of(requester: str, count: int) -> list[NewJob]:
+        return [NewJob(task="t", payload=b"{}", job_id=requester, requester=requester)] * count
+
+    flood = [asyncio.create_task(gathered.submit(of("a", 480)))]
+    await until_sent(queue, 1)
+    flood += [asyncio.create_task(gathered.submit(of("a", 480))) for _ in range(20)]
+    await asyncio.sleep(0)
+    with pytest.raises(Problem) as refused:
+        await gathered.submit(of("a", 480))
+    assert (refused.value.code, refused.value.status) == ("rate_limited", 429)
+    assert dict(refused.value.headers)["retry-after"] == "1"
+    other = asyncio.create_task(gathered.submit(of("b", 1)))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        queue.go.release()
+    await other
+    assert queue.batches[:2] == [["a"] * 480, ["b"]]
+    for _ in range(20):
+        queue.go.release()
+    await asyncio.gather(*flood)
+
+
 class Held:
     """A ledger and journal of one job; the first reading answers only when it is told to."""
 

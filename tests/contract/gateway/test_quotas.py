@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,3 +224,37 @@ async def test_of_many_jobs_the_share_of_a_requester_is_estimated(
     assert 100 <= await ledger.unfinished("small", 100) <= 400
     assert 600 <= await ledger.unfinished("big", 100) <= 900
     assert await ledger.unfinished("nobody", 100) == 0
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+async def test_the_backlog_of_another_requester_is_not_taken_for_ones_own(
+    site: Site, delay_ms: int
+) -> None:
+    def jobs(requester: str, number: int, delay_ms: int = delay_ms) -> list[NewJob]:
+        one = NewJob(task="t", payload=b"{}", requester=requester, delay_ms=delay_ms)
+        return [one] * number
+
+    ledger: StreamsLedger = site.ledger
+    for _ in range(4):
+        await site.worker.submit(jobs("big", 1_000))
+    for _ in range(8):
+        await asyncio.sleep(0.05)  # the times of submits matter, and they are the store's
+        await site.worker.submit(jobs("small", 4))
+    assert await ledger.unfinished("small", 400) < 200
+    assert 3_600 <= await ledger.unfinished("big", 400) <= 4_032
+    if not delay_ms:
+        await site.worker.claim(500, wait_ms=0)
+        assert await ledger.unfinished("small", 400) < 200
+        assert 3_600 <= await ledger.unfinished("big", 400) <= 4_032
+
+
+async def test_jobs_that_became_due_count_for_their_requester(site: Site) -> None:
+    due = NewJob(task="t", payload=b"{}", requester="big", delay_ms=1)
+    ledger: StreamsLedger = site.ledger
+    await site.worker.submit([due] * 1_000)
+    await asyncio.sleep(0.05)  # until the jobs are due by the store's clock
+    while (await site.worker.upkeep()).promoted:
+        pass
+    await site.worker.submit([NewJob(task="t", payload=b"{}", requester="small")] * 32)
+    assert await ledger.unfinished("small", 400) < 100
+    assert 900 <= await ledger.unfinished("big", 400) <= 1_032

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 import pytest
 from starlette.routing import Route
+from structlog.testing import capture_logs
 
 from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
@@ -385,12 +386,43 @@ async def test_a_tenant_adds_little_to_the_audit_log_by_acts_on_its_own_objects(
         assert (await web.post(f"{path}/{job_id}/cancel")).status < 300
     assert await town.audit(me) == [], "the history of the job has it"
     share = town.gateway.settings.audit_keep // 100
-    for _ in range(share + 20):
-        assert (await web.post("/transcode/webhook-secret")).status == 201
+    with capture_logs() as said:
+        for _ in range(share + 20):
+            assert (await web.post("/transcode/webhook-secret")).status == 201
+    beyond = [line for line in said if line["event"] == "action_beyond_share"]
+    assert [line["who"] for line in beyond] == [me], "one line: the log is not to be filled either"
     noted = [entry for entry in await town.actor.audit.list(limit=1_000) if entry.who == me]
     assert len(noted) == share
     await admin.post("/api/queues/streams/pause")
     assert (await town.actor.audit.list(limit=1))[0].action == "pause", "others are not limited"
+
+
+async def test_every_route_that_reads_many_objects_has_the_places_of_searches(town: Town) -> None:
+    """By the document: each GET whose answer has a list, and those that count jobs."""
+    few = ("/api/outboxes", "/v1/plane/jobs/{job_id}")  # the settings; the attempts of one job
+    counting = ["/metrics", "/api/autoscale/{queue}", "/api/jobs/count", "/api/audit/export"]
+    document = json.loads(town.gateway.openapi)
+
+    def has_list(reply: Any) -> bool:
+        media = reply.get("content", {}).get("application/json", {}).get("schema", {})
+        shape = document["components"]["schemas"].get(media.get("$ref", "").rpartition("/")[2], {})
+        return any(each.get("type") == "array" for each in shape.get("properties", {}).values())
+
+    lists = [
+        path
+        for path, methods in document["paths"].items()
+        if path not in few and has_list(methods.get("get", {}).get("responses", {}).get("200", {}))
+    ]
+    assert {"/v1/jobs", "/api/jobs", "/api/queues", "/api/audit"} <= set(lists)
+    me, web = await town.key("admin")
+    with ExitStack() as places:
+        for _ in range(8):
+            places.enter_context(town.gateway.dashboard.searches.slot(me))
+        for path in [*lists, *counting]:
+            asked = path.replace("{queue}", "streams").replace("{job_id}", "x")
+            reply = await web.get(asked)
+            assert (reply.status, reply.headers.get("retry-after")) == (429, "1"), path
+    assert (await web.get("/v1/jobs")).status == 200
 
 
 async def test_a_job_keeps_who_submitted_it_and_which_workers_held_it(town: Town) -> None:

@@ -76,7 +76,8 @@ async def test_searches_end_when_their_clients_leave_and_hold_up_nobody(site: Si
         while time.monotonic() < end_s:
             waits.append(await livez_s(web))
             await asyncio.sleep(0.02)  # the pace of the probe
-        assert not waits or statistics.median(waits) < 0.1, waits
+        # The masking thread gives way every 5 ms, and a request takes some twenty turns.
+        assert not waits or statistics.median(waits) < 0.3, waits
         for writer in writers:
             writer.close()
         await until(lambda: not at_work(), "searches without clients end", within_s=2)
@@ -113,23 +114,57 @@ async def test_a_search_beyond_its_budget_says_so_and_its_cursor_reaches_everyth
         await stage.close()
 
 
-async def test_a_key_has_a_bounded_number_of_searches_at_once(site: Site) -> None:
-    web = await site.web()
-    await submitted(site.worker, {"rows": ["a=b " * 15_000] * 4}, 40)
-    writers = await began(web, _DEEP, _CLIENTS)
-    reply = await web.get(_DEEP)
-    assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
-    assert reply.headers["retry-after"] == "1"
-    assert (await web.get("/jobs")).status == 429
-    for path in ("/api/queues/x/jobs/y", "/api/queues/x/jobs/y/events"):
-        assert (await web.get(path)).status == 429, path
-    for writer in writers:
-        writer.close()
+async def test_a_key_has_a_bounded_number_of_searches_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await site.gateway()
+    web, (queue,) = Web(gateway.url), gateway.gateway.queues
 
-    async def is_served() -> bool:
-        return (await web.get("/jobs")).status == 200
+    async def find(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
 
-    await until(is_served, "those that left make room")
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.ledger, "find", find)
+        writers = await began(web, _DEEP, _CLIENTS)
+        reply = await web.get(_DEEP)
+        assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
+        assert reply.headers["retry-after"] == "1"
+        assert (await web.get("/jobs")).status == 429
+        for path in ("/api/queues/x/jobs/y", "/api/queues/x/jobs/y/events"):
+            assert (await web.get(path)).status == 429, path
+        for writer in writers:
+            writer.close()
+        await until(lambda: not at_work(), "those that left make room")
+    assert (await web.get("/jobs")).status == 200
+
+
+async def test_lists_of_jobs_have_the_places_of_searches_and_end_with_their_clients(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await site.gateway()
+    web, (queue,) = Web(gateway.url), gateway.gateway.queues
+    cancelled: list[int] = []
+
+    async def find(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.ledger, "find", find)
+        writers = await began(web, "/v1/jobs", _CLIENTS)
+        reply = await web.get("/v1/jobs")
+        assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
+        assert reply.headers["retry-after"] == "1"
+        assert (await web.get("/readyz")).status == 200
+        assert len(cancelled) == 0
+        for writer in writers:
+            writer.close()
+        await until(lambda: len(cancelled) == _CLIENTS, "they end with their clients")
+        await until(lambda: not at_work())
+    assert (await web.get("/v1/jobs")).status == 200
 
 
 async def test_a_large_payload_is_masked_whole_and_cannot_be_searched(site: Site) -> None:

@@ -58,6 +58,19 @@ async def test_a_batch_may_name_one_job_twice(inbox: InboxStage) -> None:
     assert await inbox.ledger.get("b4") is None
 
 
+@pytest.mark.clause("I-2", "I-3")
+async def test_a_job_is_stored_if_the_one_before_it_with_its_id_was_refused(
+    inbox: InboxStage,
+) -> None:
+    queue = inbox.queue()
+    await submit(queue, job("c0", idempotency_key="taken", payload=b"[0]"))
+    refused = [job("c1", idempotency_key="taken", payload=b"[1]")] * 600
+    kept = job("c1", idempotency_key="free", payload=b"[1]")
+    answers = await queue.submit([*refused, *[kept] * 600])
+    statuses = ["conflict"] * 600 + ["created"] + ["replayed"] * 599
+    assert [answer.status for answer in answers] == statuses
+
+
 @pytest.mark.clause("I-3")
 @pytest.mark.options(idempotency_ttl_s=1)
 async def test_an_expired_key_goes_with_its_job_and_never_before(

@@ -96,6 +96,43 @@ async def test_a_requester_makes_webhook_secrets_and_the_last_two_are_live(
 
 @pytest.mark.clause("I-43")
 @pytest.mark.usefixtures("clean")
+async def test_renewed_secrets_leave_no_rows_behind(
+    inbox: InboxStage, sql: RawSql, seal: Seal
+) -> None:
+    secrets = opened(inbox)
+    theirs = await secrets.renew("bert", seal)
+    made = [await secrets.renew("anna", seal) for _ in range(20)]
+    rows = await sql(
+        "SELECT expires_ms > 0 FROM webhook_secrets WHERE requester_id = 'anna' ORDER BY id"
+    )
+    assert [bool(expires) for (expires,) in rows] == [True, False]
+    assert await texts(secrets, "anna") == [made[-1], made[-2]]
+    assert await texts(opened(inbox), "bert") == [theirs]
+
+
+@pytest.mark.clause("I-43")
+@pytest.mark.usefixtures("clean")
+async def test_a_renewal_removes_secrets_from_before_a_bounded_number_at_a_time(
+    inbox: InboxStage, sql: RawSql, seal: Seal
+) -> None:
+    for number in range(250):
+        await sql(
+            "INSERT INTO webhook_secrets (requester_id, secret, created_ms, expires_ms, name)"
+            " VALUES ('anna', 'whsec_b2xk', 1, 2, ?)",
+            f"webhook-secret/old-{number}",
+        )
+    secrets = opened(inbox)
+    left = []
+    for _ in range(4):
+        await secrets.renew("anna", seal)
+        ((count,),) = await sql("SELECT count(*) FROM webhook_secrets")
+        left.append(count)
+    assert left == [151, 52, 2, 2]
+    await secrets.close()
+
+
+@pytest.mark.clause("I-43")
+@pytest.mark.usefixtures("clean")
 async def test_a_gateway_without_a_key_ring_makes_no_secrets(inbox: InboxStage) -> None:
     ring = open_keyring(inbox.url)
     key, text = await ring.create(("jobs:write",), "bert")

@@ -199,7 +199,7 @@ async def test_a_job_with_bytes_that_are_no_text_is_a_dead_letter_with_the_reaso
     assert b"unreadable" in bad.error
     assert f"column {column} is not UTF-8".encode() in bad.error
     assert b"CANARY" not in bad.error  # those read it who may not read the payload
-    assert [record.job_id for record in queue.take_quarantined()] == ["bad"]
+    assert [record.job_id for record in queue.features.take_quarantined()] == ["bad"]
     await queue.close()
     await ledger.close()
 
@@ -428,7 +428,7 @@ async def test_rows_that_were_numbered_beyond_the_bound_follow_the_others_once_t
 
 
 async def test_events_of_a_job_cost_the_same_beside_a_long_history(tmp_path: Path) -> None:
-    """SQLite: whoever may read one job could stall the store of everyone by reading its events."""
+    """On SQLite each of these reads scanned the whole history and stalled the store."""
     url = f"inbox+sqlite:///{tmp_path / 'jobs.db'}"
     queue, ledger = open_queue(url), open_ledger(url)
     (made,) = await queue.submit([NewJob(task="work", payload=b"{}")])

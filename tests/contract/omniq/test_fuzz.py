@@ -111,6 +111,6 @@ async def test_good_jobs_run_once_and_in_time_whatever_others_write(
     assert not flow.wrong, flow.wrong[:5]
     delays = sorted(flow.ended[job_id] - began for job_id, began in flow.published.items())
     assert delays[-1] < LEASE_S
+    assert await bench.client.repair(bench.name) >= 0  # the last thing written may be the counters
     assert bench.raw.hget(bench.key("counters"), "quarantined")
-    assert await bench.client.repair(bench.name) >= 0
     bench.raw.delete(*bench.raw.scan_iter(bench.key("*"), count=1000))

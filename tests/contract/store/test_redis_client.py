@@ -10,8 +10,7 @@ import uvloop
 
 from tenure.core.errors import ServerError, UsageError
 from tenure.store.embedded import EmbeddedRedis
-from tenure.store.redis import Redis
-from tenure.store.scripts import Script, load_script
+from tenure.store.redis import Redis, Script, load_script
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 

@@ -6,6 +6,7 @@ import errno
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -48,6 +49,32 @@ async def test_what_waits_is_one_transaction_and_a_part_that_fails_harms_no_othe
         assert isinstance(answers[2], ServerError)
         assert await file.read(numbers) == [1, 2, 3]
     finally:
+        await asyncio.to_thread(close_file, file)
+
+
+async def test_a_read_whose_caller_has_gone_is_not_run(tmp_path: Path) -> None:
+    file = open_file(tmp_path / "gone.db", "normal", prepare)
+    begun, go, ran = threading.Event(), threading.Event(), list[str]()
+
+    def occupies(connection: sqlite3.Connection) -> None:
+        begun.set()
+        go.wait(10)
+
+    try:
+        await file.write(adds(1))
+        first = asyncio.create_task(file.read(occupies))
+        await asyncio.to_thread(begun.wait, 10)
+        cancelled = asyncio.create_task(file.read(lambda _: ran.append("cancelled")))
+        late = asyncio.wait_for(file.read(lambda _: ran.append("late")), 0.05)
+        await asyncio.gather(late, return_exceptions=True)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        last = asyncio.create_task(file.read(lambda _: ran.append("last")))
+        go.set()
+        await asyncio.gather(first, last)
+        assert ran == ["last"]
+    finally:
+        go.set()
         await asyncio.to_thread(close_file, file)
 
 

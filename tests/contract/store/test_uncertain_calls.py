@@ -13,7 +13,7 @@ from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
 from tenure.core.registry import open_queue
 from tenure.store.redis import Redis
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 from tests.chaos.proxy import LossyProxy
 from tests.waiting import until
 
@@ -44,7 +44,7 @@ async def _omniq_publish(url: str, queue: str) -> None:
 async def _surely(url: str, queue: str) -> None:
     opened = open_queue(f"streams+{url}?namespace={queue}", worker_id="w")
     try:
-        await submit_surely(opened, [NewJob(task="job", payload=b"{}", job_id="j1")])
+        await submit_with_retry(opened, [NewJob(task="job", payload=b"{}", job_id="j1")])
     finally:
         await opened.close()
 

@@ -7,8 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import UsageError
-from tenure.core.job import NewJob, short_hash
+from tenure.core.job import NewJob
 from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.seam import Query

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.core.job import short_hash
+from tenure.core.encoding import short_hash
 from tenure.core.journal import EVENT_TYPES
 from tests.contract.adapters import Stage
 from tests.contract.conftest import history

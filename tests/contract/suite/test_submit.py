@@ -105,6 +105,30 @@ async def test_twenty_submits_of_one_key_at_once_make_one_job(stage: Stage) -> N
     assert len({answer.job_id for answer in answers}) == 1
 
 
+@pytest.mark.clause("M-3")
+async def test_a_list_may_repeat_one_job_any_number_of_times(stage: Stage) -> None:
+    queue = stage.queue()
+    new = job(payload=b'{"n":1}')
+    other = job(new.job_id, payload=b'{"n":2}')
+    answers = await queue.submit([*[new] * 2_500, other, job()])
+    statuses = ["created"] + ["replayed"] * 2_499 + ["conflict", "created"]
+    assert [answer.status for answer in answers] == statuses
+    assert {answer.job_id for answer in answers[:2_500]} == {new.job_id}
+    assert (await record(stage, new.job_id)).payload == new.payload
+
+
+@pytest.mark.clause("M-4")
+@pytest.mark.options(depth_max=1)
+async def test_a_full_queue_refuses_all_repetitions_of_a_job(stage: Stage) -> None:
+    queue = stage.queue()
+    (kept,) = await queue.submit([job()])
+    assert kept.accepted
+    new = job()
+    answers = await queue.submit([new] * 1_500)
+    assert {answer.status for answer in answers} == {"full"}
+    assert await stage.ledger.get(new.job_id) is None
+
+
 @pytest.mark.clause("M-4")
 @pytest.mark.options(depth_max=3)
 async def test_a_full_queue_refuses_and_says_when_to_come_back(stage: Stage) -> None:

@@ -16,26 +16,26 @@ from tenure_client.api.transcode import create_transcode, read_transcode
 from tenure_client.api.worker import worker_claim, worker_complete, worker_heartbeat
 from tenure_client.models import (
     Accepted,
-    Claimed,
     ClaimRequest,
+    ClaimResult,
     CompleteRequest,
     CreateJob,
     CreateJobPayload,
     CreateJobTask,
     CreatePlaneJobs,
     CreateTranscode,
-    Ended,
+    EmptyClaimResult,
     HeartbeatRequest,
+    HeartbeatResult,
     JobView,
-    Kept,
     Output,
     OutputFormat,
     Place,
     PlaneJobView,
     ProblemDocument,
     QueueList,
+    SettleResult,
     TranscodeView,
-    Unclaimed,
 )
 
 
@@ -68,11 +68,11 @@ def plane_job(client: AuthenticatedClient) -> None:
     made = create_plane_job.sync(client=client, body=body)
     assert isinstance(made, PlaneJobView), made
     claim = worker_claim.sync(client=client, body=ClaimRequest(worker_id="w1"))
-    assert isinstance(claim, Claimed), claim
+    assert isinstance(claim, ClaimResult), claim
     assert (claim.job_id, claim.payload) == (made.job_id, {"n": 1})
     held = HeartbeatRequest(worker_id="w1", job_id=claim.job_id, lease_token=claim.lease_token)
     kept = worker_heartbeat.sync(client=client, body=held)
-    assert isinstance(kept, Kept), kept
+    assert isinstance(kept, HeartbeatResult), kept
     assert kept.ok
     result = CompleteRequest(
         worker_id="w1",
@@ -83,13 +83,13 @@ def plane_job(client: AuthenticatedClient) -> None:
         result={"ok": True},
     )
     ended = worker_complete.sync(client=client, body=result)
-    assert isinstance(ended, Ended), ended
+    assert isinstance(ended, SettleResult), ended
     assert ended.ok
     done = read_plane_job.sync(claim.job_id, client=client)
     assert isinstance(done, PlaneJobView), done
     assert (done.status, done.result) == ("SUCCEEDED", {"ok": True})
     none = worker_claim.sync(client=client, body=ClaimRequest(worker_id="w1"))
-    assert isinstance(none, Unclaimed), none
+    assert isinstance(none, EmptyClaimResult), none
 
 
 def transcode(client: AuthenticatedClient) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.core.encoding import short_hash
 from tenure.core.errors import UsageError
 from tenure.core.job import (
     KEY_CHARS_MAX,
@@ -11,7 +12,6 @@ from tenure.core.job import (
     check_key,
     request_hash,
     scoped_key,
-    short_hash,
 )
 
 json_values = st.recursive(

@@ -11,7 +11,7 @@ from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
 from tenure.pipeline.schema import place, rows_of
 from tenure.pipeline.source.lines import LineParser
-from tenure.store.journal import Lines
+from tenure.store.journal import LineFormat
 
 URLS = {
     "streams": "streams+redis://localhost:6379/0",
@@ -30,7 +30,7 @@ def tape_of(contract: str) -> StreamFormat:
 
 def decoded(contract: str, page: list[Any]) -> Any:
     tape = tape_of(contract)
-    lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
+    lines = LineFormat(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
     events = [event for entry in page for event in lines.decode(entry)]
     return rows_of(events, "j")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.core.history import AGAIN
+from tenure.core.journal import AGAIN
 from tenure.core.registry import machines
 from tenure.core.state import Machine
 from tenure.pipeline.audit.steps import known_steps

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tenure.store.batcher import LOAD, Batcher
+from tenure.store.batcher import LOAD, Batcher, TooManyWaiting
 
 
 class Slow:
@@ -107,3 +107,66 @@ async def test_who_has_gone_before_the_call_is_left_out_only_where_that_is_wishe
         slow.go.release()
     await asyncio.gather(first, *rest)
     assert slow.calls == ([[1], [3, 4]] if drops_gone else [[1], [2, 3], [4]])
+
+
+class Tenants:
+    """A database for items of tenants; an item is its tenant's letter and a number."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.go = asyncio.Semaphore(0)
+
+    async def send(self, items: list[str]) -> list[str]:
+        self.calls.append(items)
+        await self.go.acquire()
+        return items
+
+
+async def test_callers_take_turns_whoever_came_first() -> None:
+    slow = Tenants()
+    batcher = Batcher(slow.send, items_max=4, caller_of=lambda item: item[0])
+    asking = [asyncio.create_task(batcher([f"a{n}"])) for n in range(9)]
+    await _turn()
+    asking += [asyncio.create_task(batcher([item])) for item in ("b0", "b1", "c0")]
+    await _turn()
+    for _ in range(4):
+        slow.go.release()
+    await asyncio.gather(*asking)
+    assert slow.calls == [
+        ["a0", "a1", "a2", "a3"],
+        ["b0", "c0", "a4", "b1"],
+        ["a5", "a6", "a7", "a8"],
+    ]
+
+
+async def test_a_caller_waits_for_one_long_list_of_another_at_most() -> None:
+    slow = Tenants()
+    batcher = Batcher(slow.send, items_max=10, caller_of=lambda item: item[0])
+    lists = [[f"a{n}"] * 48 for n in range(5)]
+    asking = [asyncio.create_task(batcher(items)) for items in lists]
+    await _turn()
+    asking += [asyncio.create_task(batcher([item])) for item in ("b0", "c0")]
+    await _turn()
+    for _ in range(6):
+        slow.go.release()
+    await asyncio.gather(*asking)
+    assert slow.calls == [lists[0], ["b0", "c0"], *lists[1:]]
+
+
+async def test_what_waits_of_a_caller_is_bounded_and_only_its_own() -> None:
+    slow = Tenants()
+    batcher = Batcher(slow.send, items_max=2, caller_of=lambda item: item[:1], waiting_max=5)
+    asking = [asyncio.create_task(batcher(["a"] * 9))]
+    await _turn()
+    asking += [asyncio.create_task(batcher(["a"] * 2)) for _ in range(2)]
+    await _turn()
+    with pytest.raises(TooManyWaiting) as refused:
+        await batcher(["a", "a"])
+    assert refused.value.weight == 4
+    asking += [asyncio.create_task(batcher(items)) for items in (["a"], ["b"] * 9, [""] * 4)]
+    asking += [asyncio.create_task(batcher([""] * 4))]
+    for _ in range(9):
+        slow.go.release()
+    answers = await asyncio.gather(*asking)
+    assert [len(answer) for answer in answers] == [9, 2, 2, 1, 9, 4, 4]
+    assert await batcher(["a"] * 5) == ["a"] * 5, "there is room again"

@@ -7,7 +7,7 @@ import pytest
 
 from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.core.outcome import COMPLETED, Failure, Retried
+from tenure.core.outcome import COMPLETED, Failure, Retried, verdict_of
 from tenure.core.seam import Quarantined, Query
 from tenure.store.redis_queue import (
     Quarantine,
@@ -18,7 +18,6 @@ from tenure.store.redis_queue import (
     number,
     safe_worker_id,
     submit_valid,
-    verdict_of,
 )
 
 
@@ -95,8 +94,8 @@ def test_a_query_names_known_states_and_a_cursor_that_a_page_gave() -> None:
 
 
 def test_words_of_scripts_and_for_scripts() -> None:
-    assert verdict_of(b"retry", 7) == Retried(7)
-    assert verdict_of(b"complete") is COMPLETED
+    assert verdict_of("retry", 7) == Retried(7)
+    assert verdict_of("complete") is COMPLETED
     assert error_code(Failure(code="a b\tc" + "x" * 100, message="")) == "abc" + "x" * 77
     assert safe_worker_id('w 1"') == "w-1-"
     assert safe_worker_id("").startswith("anon-")

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.store.resend import part, resend, submit_surely
+from tenure.store.resend import later_step, resend, submit_with_retry
 
 JOBS = [NewJob(task="work", payload=b"{}", job_id="j1")]
 
@@ -27,14 +27,14 @@ class Forgetful:
 
 async def test_two_lost_answers_are_asked_for_again() -> None:
     queue = Forgetful(2)
-    (answer,) = await submit_surely(queue, JOBS)
+    (answer,) = await submit_with_retry(queue, JOBS)
     assert (answer.job_id, queue.calls) == ("j1", 3)
 
 
 async def test_the_third_lost_answer_is_told() -> None:
     queue = Forgetful(3)
     with pytest.raises(ReplyLost):
-        await submit_surely(queue, JOBS)
+        await submit_with_retry(queue, JOBS)
     assert queue.calls == 3
 
 
@@ -54,6 +54,6 @@ async def test_a_first_part_that_never_left_is_unreachable_and_a_later_one_in_do
         raise StoreUnreachable("away")
 
     with pytest.raises(StoreUnreachable):
-        await part(0, away())
+        await later_step(0, away())
     with pytest.raises(ReplyLost):
-        await part(500, away())
+        await later_step(500, away())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.store.scripts import ScriptFolder, load_script
+from tenure.store.redis import ScriptFolder, load_script
 
 
 @pytest.fixture

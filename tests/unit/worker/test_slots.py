@@ -3,7 +3,7 @@
 import asyncio
 
 from tenure.worker import Job, Worker, task
-from tenure.worker.source import QueueSlots, Slots
+from tenure.worker.claim import QueueSlots, Slots
 from tests.unit.worker.seam import Store, serving
 
 

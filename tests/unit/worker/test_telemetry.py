@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tenure.core.lease import Lease
 from tenure.core.seam import Quarantined, QueueFeatures
 from tenure.worker import Job, Settings, Worker, task
+from tenure.worker.events import Buckets, Notifier
 from tenure.worker.job import Attempt
-from tenure.worker.metrics import Buckets
-from tenure.worker.telemetry import Notifier, Tracer, configure_logs
+from tenure.worker.telemetry import Tracer, configure_logs
 from tests.unit.worker.seam import Store, View, serving
 
 

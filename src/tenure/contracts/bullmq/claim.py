@@ -18,8 +18,8 @@ from tenure.contracts.bullmq.options import (
 )
 from tenure.contracts.bullmq.schedulers import PickedJob, Scheduler
 from tenure.contracts.bullmq.scripts import Scripts
+from tenure.core.encoding import short_hash
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, TenureError
-from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict
 from tenure.store.redis import Arg, Redis

@@ -45,7 +45,7 @@ from tenure.core.seam import (
     is_full,
     weight,
 )
-from tenure.store.journal import HEAD, Lines, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, StreamJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -55,7 +55,7 @@ from tenure.store.redis_queue import (
     number,
     read_all,
 )
-from tenure.store.resend import part
+from tenure.store.resend import later_step
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _EVENTS_SCANNED_MAX = 100_000
@@ -72,7 +72,7 @@ class BullmqJournal(StreamJournal):
     """The history of the queue: the stream `tenure:journal` beside BullMQ's keys."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
-        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue)
+        lines = LineFormat(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue)
         super().__init__(redis, keys(options.key_prefix).journal, lines)
 
 
@@ -424,7 +424,7 @@ class BullmqLedger:
         for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
             async for found in self._scripts.scan(pattern):
                 if found:
-                    await part(1, self._redis.call("UNLINK", *found))
+                    await later_step(1, self._redis.call("UNLINK", *found))
 
     async def probe(self) -> None:
         """Raise `StoreError` if the server takes no writes."""
@@ -445,7 +445,7 @@ class BullmqLedger:
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await part(sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)):
+        while moved := await later_step(sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)):
             sent += moved
             if moved < BATCH_MAX:
                 break

@@ -31,7 +31,7 @@ from tenure.contracts.bullmq.records import QueueEvents
 from tenure.contracts.bullmq.schedulers import Scheduler
 from tenure.contracts.bullmq.schema import check as check_schema
 from tenure.contracts.bullmq.scripts import SCRIPTS, Scripts
-from tenure.core.encoding import to_json
+from tenure.core.encoding import short_hash, to_json
 from tenure.core.errors import Conflict, InvalidJob, QueueFull, ServerError
 from tenure.core.job import (
     NewJob,
@@ -40,7 +40,6 @@ from tenure.core.job import (
     new_job_id,
     request_hash,
     scoped_key,
-    short_hash,
     submitted,
 )
 from tenure.core.portable import check_job_options

@@ -26,8 +26,9 @@ from tenure.contracts.bullmq.options import (
 from tenure.contracts.bullmq.producer import submit_answer, submit_args
 from tenure.contracts.bullmq.records import Children, read_children
 from tenure.contracts.bullmq.scripts import Scripts
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.job import NewJob, Submitted, short_hash
+from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep

@@ -8,10 +8,9 @@ from typing import Any
 
 from tenure.contracts.bullmq.options import Options, keys
 from tenure.core.errors import ServerError
-from tenure.store.redis import Arg, Redis
+from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_queue import BATCH_MAX, Quarantine, in_batches
-from tenure.store.resend import part
-from tenure.store.scripts import ScriptFolder
+from tenure.store.resend import later_step
 
 SCRIPTS = ScriptFolder("tenure.contracts.bullmq")
 # What Redis says of a key that holds something else than the script expects.
@@ -80,5 +79,5 @@ class Scripts:
         cursor: Arg = 0
         while cursor != b"0":
             scan = ("SCAN", cursor, "MATCH", prefix + pattern, "COUNT", 1_000, *more)
-            cursor, found = await part(1, self._redis.call(*scan))
+            cursor, found = await later_step(1, self._redis.call(*scan))
             yield found

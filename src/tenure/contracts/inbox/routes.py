@@ -7,7 +7,7 @@ other requesters do not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from tenure.core.endpoint import (
     Answer,
     Call,
     Endpoint,
+    Handle,
     IdempotencyKey,
     Refused,
     Reply,
@@ -49,7 +50,7 @@ from tenure.core.redaction import Redaction
 from tenure.core.transcode import StorageCredentials
 from tenure.sql.sql_ledger import SqlLedger
 from tenure.sql.submit import uuid7
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 
 _TASK = "transcode"
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
@@ -96,7 +97,7 @@ class _InboxRoutes:
     async def create(self, call: Call) -> Answer:
         """Store a job. Its id is made here, so that a submit may be sent again."""
         job = await self._new_job(call)
-        (submitted,) = await submit_surely(self._queue, [job])
+        (submitted,) = await submit_with_retry(self._queue, [job])
         check_stored(submitted)
         headers = [("location", f"/transcode/status?job_id={submitted.job_id}")]
         if submitted.job_id != job.job_id:
@@ -232,7 +233,7 @@ class _InboxRoutes:
         ]
 
 
-def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+def _create(handle: Handle) -> Endpoint:
     return Endpoint(
         method="POST",
         path="/transcode",
@@ -260,7 +261,7 @@ def _create(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
     )
 
 
-def _status(handle: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+def _status(handle: Handle) -> Endpoint:
     return Endpoint(
         method="GET",
         path="/transcode/status",

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from tenure.contracts.memory.machine import MACHINE
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import (
     FULL_RETRY_MS,
@@ -29,7 +30,6 @@ from tenure.core.job import (
     check_key,
     request_hash,
     scoped_key,
-    short_hash,
 )
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report

@@ -14,9 +14,8 @@ from typing import Any
 
 from tenure.contracts.omniq.options import queue_base
 from tenure.core.errors import ServerError, StoreUnreachable, TenureError
-from tenure.store.redis import Arg, Redis
+from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.resend import resend
-from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.omniq")
 

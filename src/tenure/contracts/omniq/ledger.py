@@ -22,7 +22,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
-from tenure.store.journal import HEAD, Lines, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, StreamJournal
 from tenure.store.redis import Redis
 from tenure.store.redis_queue import (
     INDEX_STEP,
@@ -54,7 +54,7 @@ class OmniqJournal(StreamJournal):
 
     def __init__(self, redis: Redis, options: Options) -> None:
         task = options.task or options.queue
-        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue, task=task)
+        lines = LineFormat(_JOURNAL_FIELDS, contract=CONTRACT, queue=options.queue, task=task)
         super().__init__(redis, f"{queue_base(options.queue)}:journal", lines)
 
 

@@ -25,8 +25,9 @@ from tenure.contracts.omniq.submission import (
     from_new_job,
     script_args,
 )
+from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost
-from tenure.core.job import NewJob, Submitted, short_hash
+from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
@@ -134,6 +135,9 @@ class Claimer:
         One blocking read stays pending over many calls, so that polling needs no new one.
         """
         task = self._wake_read
+        if task is not None and task.done() and not task.cancelled():
+            task.exception()  # read here so that it is not logged: the next claim raises the error
+            task = None
         if task is None or task.done():
             task = self._wake_read = asyncio.create_task(self._read_wake(last))
         done, _ = await asyncio.wait({task}, timeout=wait_ms / 1000)

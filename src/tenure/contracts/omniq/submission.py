@@ -25,6 +25,7 @@ from tenure.contracts.omniq.options import (
     PayloadType,
     PayloadValue,
 )
+from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob
 from tenure.core.job import (
     NewJob,
@@ -33,7 +34,6 @@ from tenure.core.job import (
     check_trace,
     request_hash,
     scoped_key,
-    short_hash,
     submitted,
 )
 from tenure.core.portable import check_job_options

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from tenure.contracts.plane.model import Claim, queue_of
 from tenure.contracts.plane.transports import Transport, lease_of
+from tenure.core.encoding import short_hash
 from tenure.core.errors import StoreError
-from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined

@@ -80,7 +80,7 @@ from tenure.core.outcome import (
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
 from tenure.sql.submit import uuid7
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
@@ -105,14 +105,16 @@ class _JobRoutes:
             raise Refused("invalid", "payload is missing", field="payload")
         key, trace = idempotency_key(call.headers), trace_context(call.headers)
         job = self._new_job(body, call, key, trace)
-        (submitted,) = await submit_surely(self._queue, [job])
+        (submitted,) = await submit_with_retry(self._queue, [job])
         check_stored(submitted)
         return await self._accepted(call, job, submitted)
 
     async def _create_all(self, items: Sequence[NewPlaneJob], call: Call) -> Answer:
         """Answers are per job: one that is refused harms no other."""
         jobs = [self._new_job(item, call, item.idempotency_key, item.trace) for item in items]
-        return Answer(200, SubmitResults(await submit_surely(self._queue, jobs) if jobs else []))
+        return Answer(
+            200, SubmitResults(await submit_with_retry(self._queue, jobs) if jobs else [])
+        )
 
     async def read(self, call: Call) -> Answer:
         """The job with its JSON fields decoded, and its attempts."""

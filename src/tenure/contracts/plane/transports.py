@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from tenure.contracts.plane.model import queue_of, warn
+from tenure.core.encoding import short_hash
 from tenure.core.errors import ServerError, StoreError
-from tenure.core.job import short_hash
 from tenure.core.lease import Lease
 from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper

@@ -24,7 +24,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
-from tenure.store.journal import HEAD, Lines, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, StreamJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
@@ -50,7 +50,7 @@ class StreamsJournal(StreamJournal):
     """The history of the queue: the stream `jobs:journal`, written by the scripts."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
-        lines = Lines(_JOURNAL_FIELDS, contract=CONTRACT, queue=QUEUE)
+        lines = LineFormat(_JOURNAL_FIELDS, contract=CONTRACT, queue=QUEUE)
         super().__init__(redis, keys(options.namespace)[1], lines)
 
 

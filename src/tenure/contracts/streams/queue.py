@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tenure.contracts.streams.options import CONTRACT, QUEUE, Options, keys
+from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, LeaseLost, ServerError
 from tenure.core.job import (
     NewJob,
@@ -27,7 +28,6 @@ from tenure.core.job import (
     new_job_id,
     request_hash,
     scoped_key,
-    short_hash,
     submitted,
 )
 from tenure.core.lease import Lease, Report
@@ -35,7 +35,7 @@ from tenure.core.outcome import COMPLETED, Outcome, Verdict, verdict_of
 from tenure.core.portable import check_job_options
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
-from tenure.store.redis import Arg, Redis
+from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -49,7 +49,6 @@ from tenure.store.redis_queue import (
     safe_worker_id,
     submit_valid,
 )
-from tenure.store.scripts import ScriptFolder
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
 _TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})

@@ -35,7 +35,7 @@ from tenure.core.errors import Conflict, NotFound, StoreError
 from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
 from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 
 Task = Literal["chat", "plan", "code", "tool", "rag", "embed"]
 Status = Literal["queued", "running", "done", "error", "canceled"]
@@ -170,7 +170,7 @@ class StreamsRoutes:
     async def create(self, call: Call) -> Answer:
         """Store a job. Its id is made here, so that a lost answer can be followed by a resend."""
         job = self._new_job(call)
-        (submitted,) = await submit_surely(self._queue, [job])
+        (submitted,) = await submit_with_retry(self._queue, [job])
         check_stored(submitted)
         return await self._accepted(call, job, submitted)
 
@@ -296,6 +296,7 @@ class StreamsRoutes:
             right=Right("jobs:read", "own"),
             handle=self.find,
             asks=ListJobs,
+            is_search=True,
             replies={200: Reply("A page of jobs.", JobPage)},
             problems=(422,),
         )

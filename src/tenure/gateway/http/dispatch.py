@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Annotated, Any, get_args, get_type_hints
 from urllib.parse import parse_qsl
@@ -26,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.encoding import INTEGER_MAX, json_fault
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
 from tenure.core.errors import ReplyLost, UsageError
-from tenure.dashboard.api import ROUTE, run_while_connected, until_disconnected
+from tenure.dashboard.api import ROUTE, SearchLimit, run_while_connected, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
@@ -57,6 +58,7 @@ Made by `tenure api rights` from what the routes declare, which is what the gate
 | route | scope | whose | changes | audit log | |
 |---|---|---|---|---|---|
 """
+_ONCE_A_DAY = Quota(rate_per_s=1 / 86_400, rate_burst=1)
 _AUDIT = {"call": "always", "handler": "always"}
 
 
@@ -77,17 +79,20 @@ class RouteContext:
         streamer: Streamer,
         rate: RateLimit,
         audit: AuditLog,
+        searches: SearchLimit,
     ) -> None:
         self.settings = settings
         self.auth = auth
         self.streamer = streamer
         self.rate = rate
         self.audit = audit
+        self.searches = searches
         # Actions of a key on its own objects fill at most a hundredth of the audit log per day.
         # Without this limit, one tenant could have the entries of administrators pruned.
         share = max(1, settings.audit_keep // 100)
         self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
         self.own_acts = RateLimit()
+        self.share_log = RateLimit()
 
 
 class Resource:
@@ -140,7 +145,10 @@ class Resource:
             headers=headers,
             gone=partial(until_disconnected, receive),
         )
-        answer = await (self._change(endpoint, call) if right.does else endpoint.handle(call))
+        work = self._change(endpoint, call) if right.does else endpoint.handle(call)
+        if endpoint.is_search:
+            work = context.searches.run(caller.who, call.gone, work)
+        answer = await work
         if isinstance(answer, Answer):
             await _send_answer(answer, send)
         elif self._feed is not None:
@@ -181,7 +189,9 @@ class Resource:
                 self._context.own_acts.take(caller.who, self._context.own_share)
             except Problem:
                 fields = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
-                _log.info("action_beyond_share", who=caller.who, outcome=outcome, **fields)
+                with suppress(Problem):  # one line per key and day: the log is bounded too
+                    self._context.share_log.take(caller.who, _ONCE_A_DAY)
+                    _log.info("action_beyond_share", who=caller.who, outcome=outcome, **fields)
                 return
         await self._context.audit.record(
             caller.who,

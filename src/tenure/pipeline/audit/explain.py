@@ -1,4 +1,4 @@
-"""What was not proven is looked at closely: by `core.history`, one job after the other.
+"""What was not proven is looked at closely: by `core.journal`, one job after the other.
 
 Only the events of unproven jobs come here, sorted by job and place. The result names the broken
 promise in words and shows the events; a job that is sound after all gives no row, or one that only
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from tenure.core.history import HistoryChecker, Violation
-from tenure.core.journal import JournalEvent
+from tenure.core.journal import HistoryChecker, JournalEvent, Violation
 from tenure.core.registry import machines
 from tenure.pipeline.audit.invariants import FOREIGN
 from tenure.pipeline.schema import NAMES

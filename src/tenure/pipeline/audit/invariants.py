@@ -1,6 +1,6 @@
 """All the promises by their numbers: those that a journal shows, and why it cannot show the others.
 
-The first are the invariants of `core.history`. Each names the columns it needs; a journal that
+The first are the invariants of `core.journal`. Each names the columns it needs; a journal that
 lacks one (another system's, or a step that a foreign client made) is not judged by it. What no
 journal shows is listed all the same, with the reason: the chaos tests watch clients, faults and the
 store besides, and judge it there. Neither is passed over: both are counted as not observable.

@@ -14,8 +14,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from tenure.core.history import BY_HOLDER, is_allowed
-from tenure.core.journal import EVENT_TYPES
+from tenure.core.journal import BY_HOLDER, EVENT_TYPES, is_allowed
 from tenure.core.registry import machines
 from tenure.core.state import Machine
 from tenure.pipeline.audit.hashing import Ints, codes_of

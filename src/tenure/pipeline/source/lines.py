@@ -26,7 +26,7 @@ from tenure.pipeline.schema import (
     LINE_MAX,
     rows_of,
 )
-from tenure.store.journal import Lines, lines_of
+from tenure.store.journal import LineFormat, lines_of
 
 _KINDS = dict(COLUMNS)
 _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
@@ -37,7 +37,9 @@ class LineParser:
 
     def __init__(self, tape: StreamFormat, journal: str) -> None:
         self._tape = tape
-        self._lines = Lines(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
+        self._lines = LineFormat(
+            tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task
+        )
         self._journal = journal
         width = len(tape.fields)
         self._tabs = width - 1

@@ -1,6 +1,8 @@
 -- How many jobs of one requester have not ended. If fewer than ARGV[3] jobs of all requesters have not ended, it
--- returns that number. If there are more than some hundred, it reads a sample from both ends of the stream and from
--- places between them, and assumes that the requester has the same fraction of all jobs as of the sample.
+-- returns that number. If there are more than some hundred, it is an estimate from a sample. The jobs that were
+-- submitted since the last delivery wait or are delayed; they are sampled evenly by their rank in the index, because a
+-- stream has no access by position, and a sample by time finds too many jobs of those who submit slowly. For the other
+-- entries of the stream, which run or were queued again, its first entries are the sample.
 -- KEYS[1] jobs:stream  KEYS[2] jobs:journal  KEYS[3] jobs:delayed  KEYS[4] jobs:wake
 -- KEYS[5] jobs:upkeep  KEYS[6] jobs:stats    KEYS[7] jobs:index    KEYS[8] jobs:paused
 -- KEYS[9] jobs:workers
@@ -9,32 +11,36 @@
 -- Clauses S-24
 -- @include step
 local REQUESTER, MOST = ARGV[2], tonumber(ARGV[3])
-local SAMPLE_MAX, SAMPLES = 240, 10
+local SAMPLE_MAX, FIRST_MAX = 240, 100
 
 local queued, delayed = own('XLEN', STREAM), own('ZCARD', DELAYED)
 if queued + delayed < MOST then
   return queued + delayed
 end
 
--- The fraction of these jobs that are the requester's and have not ended; each job counts once.
-local function fraction_of(ids)
-  local seen, jobs_n, mine = {}, 0, 0
+-- Of these jobs: how many there are, each counted once; how many have not ended and are not delayed; and how many have
+-- not ended and are the requester's. Without `with_delayed` the last number leaves delayed ones out.
+local function count_of(ids, with_delayed)
+  local seen, all, queued_n, mine = {}, 0, 0, 0
   for _, id in ipairs(ids) do
     if not seen[id] then
       seen[id] = true
-      jobs_n = jobs_n + 1
-      local v = pcall('HMGET', JOB .. id, 'requester', 'status')
-      if not v.err and v[1] == REQUESTER and (v[2] == 'queued' or v[2] == 'running') then
-        mine = mine + 1
+      all = all + 1
+      local v = pcall('HMGET', JOB .. id, 'requester', 'status', 'entry')
+      if not v.err and (v[2] == 'queued' or v[2] == 'running') then
+        local is_delayed = v[3] and string.sub(v[3], 1, 1) == '-'
+        queued_n = is_delayed and queued_n or queued_n + 1
+        mine = v[1] == REQUESTER and (with_delayed or not is_delayed) and mine + 1 or mine
       end
     end
   end
-  return jobs_n > 0 and mine / jobs_n or 0
+  return all, queued_n, mine
 end
 
-local ids = {}
-local function add_ids(entries)
-  for _, entry in ipairs(entries) do
+local function entries(most)
+  local ids = {}
+  local found = call('XRANGE', STREAM, '-', '+', 'COUNT', most)
+  for _, entry in ipairs(found) do
     local fields = entry[2]
     for i = 1, #fields, 2 do
       if fields[i] == 'job_id' then
@@ -42,24 +48,52 @@ local function add_ids(entries)
       end
     end
   end
-  return entries
+  return ids, found[1] and tonumber(match(found[1][1], '^%d+')) or 0
 end
 
+-- The time of the last entry that workers have received; 0 for none.
+local function last_delivery()
+  local groups = pcall('XINFO', 'GROUPS', STREAM)
+  for _, flat in ipairs(groups.err and {} or groups) do
+    local group = {}
+    for i = 1, #flat, 2 do
+      group[flat[i]] = flat[i + 1]
+    end
+    if group['name'] == GROUP then
+      return tonumber(match(group['last-delivered-id'], '^%d+'))
+    end
+  end
+  return 0
+end
+
+local sum = 0
 if queued <= SAMPLE_MAX then
-  add_ids(call('XRANGE', STREAM, '-', '+'))
+  local _, _, mine = count_of(entries(SAMPLE_MAX), true)
+  sum = mine
 else
-  local some = SAMPLE_MAX / SAMPLES
-  local first = add_ids(call('XRANGE', STREAM, '-', '+', 'COUNT', some))
-  local last = add_ids(call('XREVRANGE', STREAM, '+', '-', 'COUNT', some))
-  local from = tonumber(match(first[1][1], '^%d+'))
-  local to = tonumber(match(last[1][1], '^%d+'))
-  for n = 1, SAMPLES - 2 do
-    local at = format('%d', from + (to - from) * n / (SAMPLES - 1))
-    add_ids(call('XRANGE', STREAM, at, '+', 'COUNT', some))
+  local _, first_ms = entries(1)
+  local from = format('%d', math.max(first_ms, last_delivery()))
+  local start = own('ZCOUNT', INDEX, '-inf', '(' .. from)
+  local submitted = own('ZCARD', INDEX) - start
+  local sample = {}
+  local sampled = math.min(submitted, SAMPLE_MAX)
+  for n = 1, sampled do
+    local rank = format('%d', start + math.floor((n - 0.5) * submitted / sampled))
+    sample[n] = call('ZRANGE', INDEX, rank, rank)[1]
+  end
+  local waiting = 0
+  local all, queued_n, mine = count_of(sample)
+  if queued_n > 0 then
+    waiting = math.min(queued, submitted * queued_n / all)
+    sum = waiting * mine / queued_n
+  end
+  if queued - waiting >= 1 then
+    all, _, mine = count_of(entries(FIRST_MAX), true)
+    sum = sum + (all > 0 and (queued - waiting) * mine / all or 0)
   end
 end
-local mine = queued * fraction_of(ids)
 if delayed > 0 then
-  mine = mine + delayed * fraction_of(call('ZRANDMEMBER', DELAYED, SAMPLE_MAX))
+  local all, _, mine = count_of(call('ZRANDMEMBER', DELAYED, SAMPLE_MAX), true)
+  sum = sum + (all > 0 and delayed * mine / all or 0)
 end
-return math.floor(mine + 0.5)
+return math.floor(sum + 0.5)

@@ -112,15 +112,25 @@ SELECT kek_id, count(*) AS jobs FROM (
 GROUP BY kek_id
 
 -- name: secret_add
--- Adds a requester's new webhook secret; older ones stay live for a while, so that receivers can switch.
+-- Adds a requester's new webhook secret. The newest one before it stays live for a while, so that receivers can
+-- switch; older ones are deleted, a bounded number at a time.
 -- Takes: requester_id text, name text, encrypted bytea, dek_wrapped bytea, kek_id text
 -- Takes: encryption_version integer, overlap_ms bigint
 -- Returns: nothing
 -- Clauses: I-43
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
+newest AS MATERIALIZED (
+  SELECT id FROM webhook_secrets WHERE requester_id = :requester_id ORDER BY id DESC LIMIT 1
+),
 older AS (
+  DELETE FROM webhook_secrets WHERE id IN (
+    SELECT id FROM webhook_secrets
+    WHERE requester_id = :requester_id AND id < (SELECT id FROM newest)
+    ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)
+),
+overlapping AS (
   UPDATE webhook_secrets s SET expires_ms = c.now_ms + :overlap_ms FROM clock c
-  WHERE s.requester_id = :requester_id AND (s.expires_ms = 0 OR s.expires_ms > c.now_ms + :overlap_ms)
+  WHERE s.id = (SELECT id FROM newest) AND (s.expires_ms = 0 OR s.expires_ms > c.now_ms + :overlap_ms)
 )
 INSERT INTO webhook_secrets (requester_id, name, secret, encrypted, dek_wrapped, kek_id,
   encryption_version, created_ms)

@@ -104,13 +104,20 @@ SELECT kek_id, count(*) AS jobs FROM (
 GROUP BY kek_id;
 
 -- name: secret_add
--- Adds a requester's new webhook secret; older ones stay live for a while, so that receivers can switch.
+-- Adds a requester's new webhook secret. The newest one before it stays live for a while, so that receivers can
+-- switch; older ones are deleted, a bounded number at a time.
 -- Takes: requester_id text, name text, encrypted bytea, dek_wrapped bytea, kek_id text
 -- Takes: encryption_version integer, overlap_ms bigint
 -- Returns: nothing
 -- Clauses: I-43
+DELETE FROM webhook_secrets WHERE id IN (
+  SELECT id FROM webhook_secrets
+  WHERE requester_id = :requester_id
+    AND id < (SELECT id FROM webhook_secrets WHERE requester_id = :requester_id ORDER BY id DESC LIMIT 1)
+  ORDER BY id LIMIT 100);
 UPDATE webhook_secrets SET expires_ms = :now_ms + :overlap_ms
-WHERE requester_id = :requester_id AND (expires_ms = 0 OR expires_ms > :now_ms + :overlap_ms);
+WHERE id = (SELECT id FROM webhook_secrets WHERE requester_id = :requester_id ORDER BY id DESC LIMIT 1)
+  AND (expires_ms = 0 OR expires_ms > :now_ms + :overlap_ms);
 INSERT INTO webhook_secrets (requester_id, name, secret, encrypted, dek_wrapped, kek_id,
   encryption_version, created_ms)
 VALUES (:requester_id, :name, '', :encrypted, :dek_wrapped, :kek_id, :encryption_version, :now_ms);
