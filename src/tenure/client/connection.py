@@ -21,7 +21,7 @@ from tenure.core.registry import (
     parse_url,
 )
 from tenure.core.seam import Ledger, Queue
-from tenure.store.resend import submit_surely
+from tenure.store.resend import submit_with_retry
 
 # A followed job is looked up so often, in case that its end left no event.
 _LOOK_MS = 4_000
@@ -82,7 +82,7 @@ class Connection:
 
     async def submit(self, jobs: list[NewJob]) -> list[Submitted]:
         """Store jobs. Each has an id, so that a call whose answer was lost is sent again."""
-        return await submit_surely(self.queue, jobs) if jobs else []
+        return await submit_with_retry(self.queue, jobs) if jobs else []
 
     def new_job(self, task: str, payload: Any, options: Mapping[str, Any]) -> NewJob:
         """A job with these options; raises `InvalidJob` for one that this contract has not."""
