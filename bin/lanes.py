@@ -1,7 +1,8 @@
 """The lanes of bin/test: which tests were asked for, in which order they run, what came of it.
 
-Tests run side by side first. Those of tests/chaos, which kill things, follow in a second pytest
-run, a few at a time; those that measure are marked `alone` and follow in a third, one at a time.
+Tests run side by side first. Those of tests/chaos, which kill things, and those marked `few`, which
+start many processes or wait most of their time, follow in a second pytest run, a few at a time;
+those that measure are marked `alone` and follow in a third, one at a time.
 tests/conftest.py sorts them into the phases and adds what each run counted to a tally file, from
 which the closing lines are made.
 """
@@ -94,15 +95,15 @@ def _phases_of(file: Path, root: Path) -> list[str]:
     """As tests/conftest.py sorts them."""
     chaos = root / "tests" / "chaos"
     kills = file.is_relative_to(chaos) and not file.is_relative_to(chaos / "sim")
-    usual = "few" if kills else "together"
-    return [usual, "alone"] if "mark.alone" in file.read_text() else [usual]
+    marked = [phase for phase in ("few", "alone") if f"mark.{phase}" in file.read_text()]
+    return sorted({"few" if kills else "together", *marked})
 
 
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
     # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
-    count = int(os.environ.get("TENURE_TEST_WORKERS") or min(2 * (os.cpu_count() or 2), 8))
+    count = int(os.environ.get("TENURE_TEST_WORKERS") or min(3 * (os.cpu_count() or 2), 8))
     if phase == "few":  # each is many processes by itself
         count = min(count, FEW)
     return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule

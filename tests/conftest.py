@@ -102,12 +102,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def phase_of(item: pytest.Item) -> str:
-    """tests/chaos but for its simulation stands little company, and what is `alone` none."""
+    """tests/chaos but for its simulation runs with `few` others, and what is `alone` with none."""
     if item.get_closest_marker("alone"):
         return "alone"
     chaos = TESTS / "chaos"
     kills = item.path.is_relative_to(chaos) and not item.path.is_relative_to(chaos / "sim")
-    return "few" if kills else "together"
+    return "few" if kills or item.get_closest_marker("few") else "together"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile
 from tenure.pipeline.lake.progress import Progress, write_progress
-from tenure.pipeline.schema import ARROW, stream_place
+from tenure.pipeline.schema import ARROW, stream_position_number
 from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
 
@@ -117,7 +117,7 @@ def _columns(first: int, jobs: int) -> pa.Table:
     for step, kind in enumerate(kinds):
         ms = at + step * 5
         line = (number % 20) + 20 * step
-        pos = np.array([stream_place(0, 0, 0)]) + ((ms << 15) << 7) + (step << 7) + line
+        pos = np.array([stream_position_number(0, 0, 0)]) + ((ms << 15) << 7) + (step << 7) + line
         values = {
             "journal": _same(JOURNAL, jobs), "pos": pos, "seq": pa.array(pos).cast(pa.string()),
             "contract": _same("streams", jobs), "queue": _same("jobs:stream", jobs), "job_id": ids,

@@ -26,10 +26,10 @@ from tenure.core.registry import journal_format
 from tenure.pipeline import SparkSettings, open_session
 from tenure.pipeline.capture import capture
 from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.lake.sink import write_piece
+from tenure.pipeline.lake.sink import write_range
 from tenure.pipeline.schema import COLUMNS
-from tenure.pipeline.source.offsets import Piece
-from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.pipeline.source.offsets import JournalRange
+from tenure.pipeline.source.opening import journal_name, open_reader
 from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
 
@@ -58,18 +58,18 @@ def measure(stage: Stage, name: str) -> Figures:
 
 def _plain(stage: Stage, folder: Path) -> tuple[int, float]:
     """What a programmer would write with hiredis and pyarrow: split the lines, turn them, write."""
-    _, tape = _stream(stage)
-    events = fill_stream(tape.store, tape.key, stage.jobs)
-    names = tape.fields
+    _, fmt = _stream(stage)
+    events = fill_stream(fmt.store, fmt.key, stage.jobs)
+    names = fmt.fields
     numbers = {name for name, kind in COLUMNS if kind != "string"}
     schema = pa.schema([(n, pa.int64() if n in numbers else pa.string()) for n in names])
     rows = 0
     began = time.perf_counter()
     with (
-        BulkRedis(tape.store) as redis,
+        BulkRedis(fmt.store) as redis,
         pq.ParquetWriter(folder / "events.parquet", schema, compression="zstd") as out,
     ):
-        for page in redis.pages(tape.key, "", "+", PAGE):
+        for page in redis.pages(fmt.key, "", "+", PAGE):
             table = list(_turned(page, names, numbers))
             out.write_batch(pa.RecordBatch.from_arrays(table, schema=schema))
             rows += len(table[0])
@@ -87,24 +87,24 @@ def _turned(page: list[Any], names: tuple[str, ...], numbers: set[str]) -> Itera
 
 def _alone(stage: Stage, folder: Path) -> tuple[int, float]:
     """Our own reader and writer in this process, without Spark."""
-    url, tape = _stream(stage)
-    events = fill_stream(tape.store, tape.key, stage.jobs)
+    url, fmt = _stream(stage)
+    events = fill_stream(fmt.store, fmt.key, stage.jobs)
     began = time.perf_counter()
-    reel = open_reel(url)
-    last = reel.head().last
-    reel.close()
-    piece = Piece(journal=journal_name(url), url=url, after="", upto=last)
-    rows = write_piece(LakeFiles(str(folder / "lake")), piece).rows
+    reader = open_reader(url)
+    last = reader.head().last
+    reader.close()
+    journal_range = JournalRange(journal=journal_name(url), url=url, after="", upto=last)
+    rows = write_range(LakeFiles(str(folder / "lake")), journal_range).rows
     return _all(rows, events), time.perf_counter() - began
 
 
 def _from_stream(stage: Stage, folder: Path, batch: int = 0) -> tuple[int, float]:
     spark = _spark()
-    url, tape = _stream(stage)
-    fill_stream(tape.store, tape.key, WARM_UP)
+    url, fmt = _stream(stage)
+    fill_stream(fmt.store, fmt.key, WARM_UP)
     capture(spark, str(folder / "warm"), [url], once=True)
     _stream(stage)
-    events = fill_stream(tape.store, tape.key, stage.jobs)
+    events = fill_stream(fmt.store, fmt.key, stage.jobs)
     began = time.perf_counter()
     done = capture(spark, str(folder / "lake"), [url], once=True, max_rows=batch or 2 * events)
     return _all(done.events, events), time.perf_counter() - began
@@ -184,10 +184,10 @@ def _stream(stage: Stage) -> tuple[str, StreamFormat]:
     """An empty stream."""
     stage.server.fresh()
     url = f"streams+{stage.server.url}"
-    tape = journal_format(url)
-    if not isinstance(tape, StreamFormat):
-        raise TypeError(tape)
-    return url, tape
+    fmt = journal_format(url)
+    if not isinstance(fmt, StreamFormat):
+        raise TypeError(fmt)
+    return url, fmt
 
 
 def _all(rows: int, events: int) -> int:

@@ -39,7 +39,7 @@ _STREAMS: dict[str, Edits] = {
     ),
     # What a dead worker held is never taken back.
     "no-reclaim": (
-        ("claim", "\n    take_expired()\n", "\n"),
+        ("claim", "\n    general().take_expired()\n", "\n"),
         ("upkeep", "\neach_idle('upkeep_from', ARGV[2], take_back)\n", "\n"),
     ),
     # A submit that is sent again is stored again.
@@ -76,7 +76,7 @@ _OMNIQ: dict[str, Edits] = {
         ),
     ),
     "no-reclaim": (
-        ("claim", "  reap(TEND, CHANCE, true)\n", ""),
+        ("claim", "  due.reap(TEND, CHANCE, true)\n", ""),
         (
             "upkeep",
             "local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)",

@@ -44,9 +44,9 @@ class LosingEngine:
         self._loses = True
 
     async def run(
-        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **params: Any
     ) -> Any:
-        answer = await self._engine.run(table, operation, batch, **takes)
+        answer = await self._engine.run(table, operation, batch, **params)
         if self._loses:
             self._loses = False
             raise ReplyLost(f"the answer to {operation} was lost")

@@ -27,27 +27,29 @@ class Journal:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        tape = journal_format(url)
-        assert isinstance(tape, StreamFormat)
-        self._tape = tape
-        self._redis = BulkRedis(tape.store)
+        fmt = journal_format(url)
+        assert isinstance(fmt, StreamFormat)
+        self._format = fmt
+        self._redis = BulkRedis(fmt.store)
 
     def captured(self, upto: str) -> None:
-        key, field = self._tape.captured
+        key, field = self._format.captured
         if upto:
             self._redis.call("HSET", key, field, upto)
         else:
             self._redis.call("HDEL", key, field)
 
     def ids(self) -> list[str]:
-        return [entry[0].decode() for entry in self._redis.call("XRANGE", self._tape.key, "-", "+")]
+        return [
+            entry[0].decode() for entry in self._redis.call("XRANGE", self._format.key, "-", "+")
+        ]
 
     def bytes(self) -> int:
-        return int(self._redis.call("MEMORY", "USAGE", self._tape.key, "SAMPLES", 0))
+        return int(self._redis.call("MEMORY", "USAGE", self._format.key, "SAMPLES", 0))
 
     async def trim(self, options: str) -> int:
         """Upkeep now, though it tidies only every ten seconds; how many entries are left."""
-        self._redis.call("HDEL", self._tape.captured[0], "tidy_at")
+        self._redis.call("HDEL", self._format.captured[0], "tidy_at")
         queue = open_queue(f"{self.url}&{options}", worker_id="w")
         try:
             await queue.upkeep()

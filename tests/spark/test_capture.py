@@ -118,10 +118,10 @@ async def test_a_store_that_was_emptied_is_named_and_its_new_journal_is_captured
 ) -> None:
     await work(streams_url, 10)
     capture(spark, lake, [streams_url], once=True)
-    tape = journal_format(streams_url)
-    assert isinstance(tape, StreamFormat)
-    with BulkRedis(tape.store) as redis:
-        redis.call("DEL", tape.key)
+    fmt = journal_format(streams_url)
+    assert isinstance(fmt, StreamFormat)
+    with BulkRedis(fmt.store) as redis:
+        redis.call("DEL", fmt.key)
     await work(streams_url, 4, prefix="anew")
     done = capture(spark, lake, [streams_url], once=True)
     assert [gap.reason for gap in done.gaps] == ["restarted"]
@@ -144,10 +144,10 @@ async def test_a_captured_journal_is_trimmed_only_behind_what_was_captured(
         left = {event.job_id for event in await journal_of(streams_url)}
         assert left >= {f"k{n}-0" for n in range(60)}, "what was not captured was trimmed"
         capture(spark, lake, [streams_url], once=True)
-        tape = journal_format(streams_url)
-        assert isinstance(tape, StreamFormat)
-        with BulkRedis(tape.store) as redis:
-            redis.call("HDEL", tape.captured[0], "tidy_at")  # it tidies every ten seconds
+        fmt = journal_format(streams_url)
+        assert isinstance(fmt, StreamFormat)
+        with BulkRedis(fmt.store) as redis:
+            redis.call("HDEL", fmt.captured[0], "tidy_at")  # it tidies every ten seconds
         await queue.upkeep()
         assert len(await journal_of(streams_url)) < 180
     finally:

@@ -100,7 +100,7 @@ def master(tmp_path: Path) -> Iterator[str]:
             process.wait(timeout=30)
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(600)
 async def test_two_workers_capture_count_audit_and_enqueue(
     master: str, lake: str, redis: EmbeddedRedis, streams_url: str

@@ -15,7 +15,7 @@ from tests.spark.typing_commands import typed
 from tests.spark.working import journal_of, lake_rows, work
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(900)
 async def test_a_connect_server_captures_audits_counts_and_reports(
     tmp_path: Path, streams_url: str

@@ -31,7 +31,7 @@ def test_a_java_home_without_java_is_refused_with_the_remedy(tmp_path: Path) -> 
         find_java({"JAVA_HOME": str(tmp_path)}, tmp_path)
 
 
-@pytest.mark.alone
+@pytest.mark.few
 def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_THE_WHEEL],

@@ -119,7 +119,7 @@ async def kill_again_and_again(lake: str, urls: list[str]) -> None:
             driver.wait()
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(KILLS * PATIENCE_S + 600)
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(
     spark: SparkSession, lake: str, urls: list[str], bullmq_url: str

@@ -20,11 +20,11 @@ from tenure.pipeline.capture import capture, release
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress, gaps
 from tenure.pipeline.lake.reader import reader_of
-from tenure.pipeline.lake.sink import Done, LakeWriter, tell_store, write_piece
-from tenure.pipeline.source.offsets import Mark, Piece, began_anew
-from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.pipeline.source.reel import Loss, Read
-from tenure.pipeline.source.sql_reel import SqlReel
+from tenure.pipeline.lake.sink import Done, LakeWriter, tell_store, write_range
+from tenure.pipeline.source.offsets import JournalRange, Mark, began_anew
+from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Loss, Read
+from tenure.pipeline.source.sql_reader import SqlRangeReader
 from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 from tests.spark.working import as_rows, drain, journal_of, lake_rows, without_place, work
@@ -35,16 +35,16 @@ FIELDS = ("queue", "job_id", "type", "ts_ms", "ver", "to_state", "fence")
 ROW = "('q', 'j%d', 'submit', %d, 1, 'queued', 0)"
 
 
-def tape(store: str, sequence: str = "") -> SqlFormat:
+def fmt(store: str, sequence: str = "") -> SqlFormat:
     return SqlFormat(
         store=store, table="job_journal", contract="inbox", queue="q", fields=FIELDS,
         where="queue = 'q'", sequence=sequence,
     )  # fmt: skip
 
 
-def seqs(reel: SqlReel, after: str, upto: str) -> list[str]:
+def seqs(reader: SqlRangeReader, after: str, upto: str) -> list[str]:
     return [
-        seq for batch in reel.read(after, upto, Read()) for seq in batch.column("seq").to_pylist()
+        seq for batch in reader.read(after, upto, Read()) for seq in batch.column("seq").to_pylist()
     ]
 
 
@@ -60,22 +60,22 @@ def test_a_journal_in_sqlite_is_read_in_ranges(tmp_path: Path) -> None:
                 f"INSERT INTO job_journal (queue, job_id, type, ts_ms, ver, to_state, fence)"
                 f" VALUES {ROW % (n, n)}"
             )
-    reel = SqlReel(tape(f"sqlite:///{path}"), "j")
+    reader = SqlRangeReader(fmt(f"sqlite:///{path}"), "j")
     try:
-        head = reel.head()
+        head = reader.head()
         assert (head.first, head.last) == ("1", "25")
-        assert reel.bound("5", 10, head) == "15"
-        ranges = reel.split("", head.last, 3)
-        assert [seq for begin, end in ranges for seq in seqs(reel, begin, end)] == [
+        assert reader.bound("5", 10, head) == "15"
+        ranges = reader.split("", head.last, 3)
+        assert [seq for begin, end in ranges for seq in seqs(reader, begin, end)] == [
             str(n) for n in range(1, 26)
         ]
-        (batch,) = reel.read("24", "25", Read())
+        (batch,) = reader.read("24", "25", Read())
         assert (
             batch.to_pylist()[0] | {"journal": "j", "contract": "inbox", "pos": 25}
             == (batch.to_pylist()[0])
         )
     finally:
-        reel.close()
+        reader.close()
 
 
 def test_a_row_that_commits_late_is_not_passed_over(postgres: EmbeddedPostgres) -> None:
@@ -94,17 +94,17 @@ def test_a_row_that_commits_late_is_not_passed_over(postgres: EmbeddedPostgres) 
             cursor.execute(insert + ROW % (2, 2))
         with quick.cursor() as cursor:
             cursor.execute(insert + ROW % (3, 3))
-        reel = SqlReel(tape(postgres.url, "job_journal_seq_seq"), "j")
+        reader = SqlRangeReader(fmt(postgres.url, "job_journal_seq_seq"), "j")
         try:
-            uncertain = reel.head()
+            uncertain = reader.head()
             assert uncertain.last == "", "the second row may still come"
             assert not began_anew(Mark(upto="1"), uncertain, so_far=1), "nor is that a new journal"
             slow.commit()
-            head = reel.head()
+            head = reader.head()
             assert head.last == "3"
-            assert seqs(reel, "", head.last) == ["1", "2", "3"]
+            assert seqs(reader, "", head.last) == ["1", "2", "3"]
         finally:
-            reel.close()
+            reader.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -131,23 +131,23 @@ async def test_a_trimmed_table_is_told_apart_from_one_that_only_has_submits(box_
     queue = open_queue(box_url, worker_id="w")
     new = [NewJob(task="t", payload=b"{}", job_id=f"s{n}") for n in range(4)]
     await queue.submit(new)
-    reel = open_reel(box_url)
-    head = reel.head()
-    assert reel.gone(head) == 0
-    assert reel.lost(head.last, 4, head) == Loss()
+    reader = open_reader(box_url)
+    head = reader.head()
+    assert reader.gone(head) == 0
+    assert reader.lost(head.last, 4, head) == Loss()
     await drain(queue)
     await queue.close()
-    later = reel.head()
-    assert reel.lost(head.last, 4, later) == Loss(), "nothing was trimmed"
+    later = reader.head()
+    assert reader.lost(head.last, 4, later) == Loss(), "nothing was trimmed"
     await trimmed(box_url)
-    after = reel.head()
+    after = reader.head()
     assert not began_anew(Mark(upto=later.last), after, so_far=12), "the submits are still there"
-    assert reel.lost(later.last, 12, after).units == 0, "all that went had been read"
-    lost = reel.lost(head.last, 4, after)
+    assert reader.lost(later.last, 12, after).units == 0, "all that went had been read"
+    lost = reader.lost(head.last, 4, after)
     assert lost.units == 8
     assert lost.is_exact == box_url.startswith("inbox+sqlite")
-    assert reel.gone(after) == 8, "who begins now begins in the middle"
-    reel.close()
+    assert reader.gone(after) == 8, "who begins now begins in the middle"
+    reader.close()
 
 
 @pytest.mark.clause("I-24")
@@ -253,8 +253,8 @@ async def test_a_capture_killed_before_it_told_the_store_loses_nothing(
     monkeypatch.setattr("tenure.pipeline.lake.sink.tell_store", killed)
     files = LakeFiles(lake)
     name = journal_name(box_url)
-    batch = Piece(journal=name, url=box_url, after="9", upto="18")
-    done = Done(msgspec.json.encode([write_piece(files, batch)]))
+    batch = JournalRange(journal=name, url=box_url, after="9", upto="18")
+    done = Done(msgspec.json.encode([write_range(files, batch)]))
     with pytest.raises(KeyboardInterrupt):
         LakeWriter(lake, reader_of(files)).commit([done], 1)
     monkeypatch.undo()
@@ -270,14 +270,14 @@ async def test_steps_that_events_tell_of_do_not_hide_a_gap(box_url: str) -> None
     hook = {"status_webhook_url": "https://hooks.test/"}
     await queue.submit([NewJob(task="t", payload=b"{}", job_id="told", options=hook)])
     await queue.submit([NewJob(task="t", payload=b"{}", job_id="untold")])
-    reel = open_reel(box_url)
-    before = reel.head()
+    reader = open_reader(box_url)
+    before = reader.head()
     await drain(queue)
     await queue.close()
     assert await trimmed(box_url) == 2, "the claim and the end of the untold one"
-    after = reel.head()
-    assert reel.lost(before.last, 2, after).units == 2
-    reel.close()
+    after = reader.head()
+    assert reader.lost(before.last, 2, after).units == 2
+    reader.close()
 
 
 async def test_an_outbox_is_read_in_bulk_as_it_is_read_by_events(box_url: str) -> None:
@@ -289,11 +289,11 @@ async def test_an_outbox_is_read_in_bulk_as_it_is_read_by_events(box_url: str) -
     outbox_url = f"{box_url}&box=outbox"
     outbox = open_queue(outbox_url, worker_id="w")
     await drain(outbox)
-    reel = open_reel(outbox_url)
-    head = reel.head()
+    reader = open_reader(outbox_url)
+    head = reader.head()
     found = [
         (row["seq"], row["queue"], row["job_id"], row["type"], row["ver"], row["to_state"])
-        for batch in reel.read("", head.last, Read())
+        for batch in reader.read("", head.last, Read())
         for row in batch.to_pylist()
     ]
     events = await journal_of(outbox_url)
@@ -302,9 +302,9 @@ async def test_an_outbox_is_read_in_bulk_as_it_is_read_by_events(box_url: str) -
         for event in events
     ]
     assert len(found) == 6 * 3, "submit, claim and end of two events of each of three jobs"
-    assert reel.bound("", 6, head) == events[5].seq
-    assert (reel.gone(head), reel.lost(head.last, len(found), head)) == (0, Loss())
-    reel.close()
+    assert reader.bound("", 6, head) == events[5].seq
+    assert (reader.gone(head), reader.lost(head.last, len(found), head)) == (0, Loss())
+    reader.close()
     for opened in (queue, outbox):
         await opened.close()
 
@@ -334,8 +334,8 @@ async def test_what_an_sql_store_trimmed_unread_is_a_gap_with_its_number(
 
 def test_what_a_database_refuses_is_told_in_one_line(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "other.db").close()
-    reel = SqlReel(tape(f"sqlite:///{tmp_path}/other.db"), "j")
+    reader = SqlRangeReader(fmt(f"sqlite:///{tmp_path}/other.db"), "j")
     with pytest.raises(ServerError, match=r"cannot be read: no such table") as told:
-        reel.head()
+        reader.head()
     assert "\n" not in str(told.value)
-    reel.close()
+    reader.close()

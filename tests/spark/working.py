@@ -72,10 +72,10 @@ async def trim(url: str, keep: int) -> None:
     from tenure.core.registry import journal_format
     from tenure.store.redis import BulkRedis
 
-    tape = journal_format(url)
-    assert isinstance(tape, StreamFormat)
-    with BulkRedis(tape.store) as redis:
-        redis.call("XTRIM", tape.key, "MAXLEN", keep)
+    fmt = journal_format(url)
+    assert isinstance(fmt, StreamFormat)
+    with BulkRedis(fmt.store) as redis:
+        redis.call("XTRIM", fmt.key, "MAXLEN", keep)
 
 
 async def retry_all(url: str, job_ids: Sequence[str]) -> list[str]:

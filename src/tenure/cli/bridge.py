@@ -134,14 +134,14 @@ class Bridge:
         while True:
             page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
             now_ms = time.time_ns() // 1_000_000
-            due = [
+            delayed = [
                 job for job in page.jobs if job.due_ms > now_ms and job.job_id not in moved.refused
             ]
-            answers = await self._store(due, now_ms)
-            for job, answer in zip(due, answers, strict=True):
+            answers = await self._store(delayed, now_ms)
+            for job, answer in zip(delayed, answers, strict=True):
                 _count(moved, job.job_id, answer)
             accepted = [
-                job.job_id for job, answer in zip(due, answers, strict=True) if answer.accepted
+                job.job_id for job, answer in zip(delayed, answers, strict=True) if answer.accepted
             ]
             if accepted:
                 await self.source_ledger.remove(accepted)

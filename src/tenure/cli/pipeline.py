@@ -56,7 +56,7 @@ def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSess
         ),
         environment=os.environ,
     )
-    from tenure.pipeline.plainly import one_line
+    from tenure.pipeline.spark_errors import one_line
 
     try:
         with one_line():
@@ -126,18 +126,18 @@ def _of_events(
     from tenure.pipeline.audit.deliveries import outbox_events
     from tenure.pipeline.audit.run import Audit, History, completed
     from tenure.pipeline.events import file_events, journal_events
-    from tenure.pipeline.source.opening import journal_name, open_reel
+    from tenure.pipeline.source.opening import journal_name, open_reader
 
     unseen: frozenset[str] = frozenset()
     cut: list[str] = []
     if urls:
         events = journal_events(spark, urls)
         for url in urls:
-            reel = open_reel(url)
+            reader = open_reader(url)
             # The beginning of a trimmed journal is gone.
-            if reel.gone(reel.head()) != 0:
+            if reader.gone(reader.head()) != 0:
                 cut.append(journal_name(url))
-            reel.close()
+            reader.close()
     else:
         events = file_events(spark, files[0])
         for path in files[1:]:

@@ -1,4 +1,4 @@
-"""Turns into a program that dies with its parent. Run as a program, never imported.
+"""Execs a command the kernel kills when its parent dies. Run as a program, never imported.
 
     python -I -S launch.py <parent pid> <signal> <uid or -> <gid or -> -- program arguments...
 

@@ -23,9 +23,9 @@ release: handed back unfinished (shutdown) and claimable at once; this attempt i
 cancel: ended on request.
 """
 
-Until = Literal["", "rest", "children"]
+Until = Literal["", "rate_limit", "children"]
 """What a snoozed job waits for besides its delay:
-rest: no job of the queue starts for `delay_ms`; without a rate limiter only this job waits.
+rate_limit: no job of the queue starts for `delay_ms`; without a rate limiter only this job waits.
 children: the jobs that it added have ended; only for queues with the feature `children`.
 """
 

@@ -1,6 +1,6 @@
-"""When a failed attempt runs again: policies as data, and `judge`, the one place that decides.
+"""When a failed attempt runs again: policies as data, and `decide_outcome`, which applies them.
 
-All functions are pure. Randomness is an argument between 0 and 1.
+All functions are pure. Randomness is the argument `jitter`, from 0 to 1.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def exponential(
 NO_RETRY = RetryPolicy(max_attempts=1)
 
 
-def delay_ms(policy: RetryPolicy, attempt: int, chance: float) -> int:
+def delay_ms(policy: RetryPolicy, attempt: int, jitter: float) -> int:
     """Milliseconds to wait after failed attempt number `attempt` (1 is the first).
 
     >>> delay_ms(fixed(500), 3, 0.9)
@@ -98,9 +98,9 @@ def delay_ms(policy: RetryPolicy, attempt: int, chance: float) -> int:
         case "none":
             return round(full)
         case "equal":
-            return round(full / 2 + full / 2 * chance)
+            return round(full / 2 + full / 2 * jitter)
         case "full":
-            return round(full * chance)
+            return round(full * jitter)
 
 
 def failure_of(error: BaseException, *, retryable: bool = True) -> Failure:
@@ -131,7 +131,9 @@ def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Fa
     )
 
 
-def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float) -> Outcome:
+def decide_outcome(
+    lease: Lease, error: BaseException, policy: RetryPolicy | None, jitter: float
+) -> Outcome:
     """Turn a failed attempt into the outcome to ask the store for.
 
     Without a policy of the task, the job's own options in the store decide (`fail`): that is what
@@ -145,15 +147,15 @@ def judge(lease: Lease, error: BaseException, policy: RetryPolicy | None, chance
         case Snooze():
             return Outcome(lease, "snooze", delay_ms=error.after_ms)
         case RateLimit():
-            return Outcome(lease, "snooze", delay_ms=error.after_ms, until="rest")
+            return Outcome(lease, "snooze", delay_ms=error.after_ms, until="rate_limit")
         case Park():
             return Outcome(lease, "snooze", until="children")
         case Fatal():
             return Outcome(lease, "bury", failure=_plain(error, retryable=False))
         case Retry():
-            return _retry(lease, error, policy, chance, error.after_ms)
+            return _retry(lease, error, policy, jitter, error.after_ms)
         case _:
-            return _by_policy(lease, error, policy, chance)
+            return _by_policy(lease, error, policy, jitter)
 
 
 def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
@@ -165,10 +167,10 @@ def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
 
 
 def _retry(
-    lease: Lease, error: Retry, policy: RetryPolicy | None, chance: float, after: int | None
+    lease: Lease, error: Retry, policy: RetryPolicy | None, jitter: float, after: int | None
 ) -> Outcome:
     wait_ms = (
-        after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, chance)
+        after if after is not None else delay_ms(policy or RetryPolicy(), lease.attempt, jitter)
     )
     # If neither the job nor the task sets a limit, there is one attempt, as for any failure.
     limit = max(lease.max_attempts, policy.max_attempts if policy else 1)
@@ -177,14 +179,14 @@ def _retry(
 
 
 def _by_policy(
-    lease: Lease, error: BaseException, policy: RetryPolicy | None, chance: float
+    lease: Lease, error: BaseException, policy: RetryPolicy | None, jitter: float
 ) -> Outcome:
     if policy is None:
         return Outcome(lease, "fail", failure=failure_of(error))
     chosen = _policy_for(policy, error)
     if chosen is None or lease.attempt >= chosen.max_attempts:
         return Outcome(lease, "bury", failure=failure_of(error, retryable=chosen is not None))
-    wait_ms = delay_ms(chosen, lease.attempt, chance)
+    wait_ms = delay_ms(chosen, lease.attempt, jitter)
     return Outcome(lease, "retry", failure=failure_of(error), delay_ms=wait_ms)
 
 

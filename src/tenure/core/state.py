@@ -36,9 +36,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     walks: tuple[tuple[str, ...], ...] = ()
     """Several steps of the table that one write may make at once, each from first to last state."""
     overtake_ms: int = 0
-    """By how much one claim may overtake another that runs at the same time; 0: never.
-
-    A claim that dies with its worker or its server gives back the jobs that it had locked."""
+    """How far claim order may differ from submit order, because a crashed claim returns its locked
+    jobs. 0: not at all."""
 
     @property
     def states(self) -> tuple[str, ...]:

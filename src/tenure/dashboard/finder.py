@@ -30,7 +30,7 @@ _LEDGER_SCAN = 5_000
 _EMPTY_PAGES_MAX = 3  # a ledger reads some thousand jobs for one page
 
 
-class PartlyAway(StoreError):
+class PartlyUnreachable(StoreError):
     """The store of a queue does not answer; the jobs of the other queues were found."""
 
 
@@ -135,8 +135,8 @@ class JobFinder:
         """All jobs that match, in batches; may include jobs that are submitted meanwhile.
 
         Jobs may be removed between the batches. If the store of a queue does not answer,
-        `PartlyAway` is raised after the jobs of the others. With `scan_max`, `ScanLimit` is raised
-        after so many jobs, or when the budget of a request is spent.
+        `PartlyUnreachable` is raised after the jobs of the others. With `scan_max`, `ScanLimit` is
+        raised after so many jobs, or when the budget of a request is spent.
         """
         if search.job_id:
             yield await self._by_id(search)
@@ -151,7 +151,7 @@ class JobFinder:
         _check_any(sources)
         for source in sources:
             if source.away is not None:
-                raise PartlyAway(str(source.away))
+                raise PartlyUnreachable(str(source.away))
 
     async def count(self, search: Search, *, most: int = COUNT_MAX, scan_max: int = 0) -> CountView:
         """How many jobs match, found by a scan: the totals of a queue include removed jobs."""
@@ -161,7 +161,7 @@ class JobFinder:
                 seen += len(jobs)
                 if seen >= most:
                     return CountView(seen, exact=False)
-        except (PartlyAway, ScanLimit):
+        except (PartlyUnreachable, ScanLimit):
             return CountView(seen, exact=False)
         return CountView(seen, exact=True)
 

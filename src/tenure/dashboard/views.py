@@ -15,7 +15,7 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, Ledger, Query
 from tenure.dashboard.display import decode_json, duration, error_info, now_ms
-from tenure.dashboard.finder import FoundJob, JobFinder, PartlyAway, ScanLimit
+from tenure.dashboard.finder import FoundJob, JobFinder, PartlyUnreachable, ScanLimit
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
 from tenure.dashboard.search import Search, Term
 from tenure.dashboard.watch import JournalWatch, SeenWorker
@@ -389,7 +389,7 @@ async def dead_letters(finder: JobFinder, *, scan_max: int = 0) -> DeadList:
             if seen >= _DEAD_MAX:
                 complete = False
                 break
-    except (PartlyAway, ScanLimit):
+    except (PartlyUnreachable, ScanLimit):
         complete = False
     listed = []
     for (queue, name), rows in groups.items():

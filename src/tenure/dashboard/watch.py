@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import structlog
 
+from tenure.core.encoding import sse_frame
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
 from tenure.core.journal import JournalEvent
@@ -35,12 +36,12 @@ _IDLE_S = 600.0
 _SAMPLE_S = 2.0
 _RATE_S = 60
 _RATE_S_MIN = 5.0
-_SHARES = (0.5, 0.95, 0.99)
+_QUANTILES = (0.5, 0.95, 0.99)
 _BUCKET_LOG = math.log(1.15)  # a bucket is 15 % wide, which bounds the error of a quantile
 
 _NOW = "$"
 _WAIT_MS = 1_000
-_AWAY_S = 1.0
+_UNREACHABLE_S = 1.0
 _FULL_PAGE = 500
 _FULL_PAGES_MAX = 40
 _JOBS_MAX = 50_000
@@ -82,14 +83,16 @@ def bucket_ms(bucket: int) -> float:
     return math.exp((bucket + 0.5) * _BUCKET_LOG) - 1
 
 
-def quantiles(counts: Iterable[Counter[int]], shares: tuple[float, ...]) -> list[float | None]:
+def quantiles(
+    counts: Iterable[Counter[int]], probabilities: tuple[float, ...]
+) -> list[float | None]:
     """The quantiles of the durations in these buckets; None without any."""
     total: Counter[int] = Counter()
     for part in counts:
         total.update(part)
     found: list[float | None] = []
-    for share in shares:
-        left = share * total.total()
+    for probability in probabilities:
+        left = probability * total.total()
         value = None
         for bucket in sorted(total):
             left -= total[bucket]
@@ -154,7 +157,7 @@ class Figures(msgspec.Struct, frozen=True):
         return self.failed / ended if ended else 0.0
 
 
-def figures(seconds: Iterable[Second], span_s: int) -> Figures:
+def summarize(seconds: Iterable[Second], span_s: int) -> Figures:
     """The sum of these seconds."""
     seconds = list(seconds)
     return Figures(
@@ -165,15 +168,15 @@ def figures(seconds: Iterable[Second], span_s: int) -> Figures:
         failed=sum(second.failed for second in seconds),
         retried=sum(second.retried for second in seconds),
         lost=sum(second.lost for second in seconds),
-        wait_ms=quantiles((second.wait for second in seconds), _SHARES),
-        run_ms=quantiles((second.run for second in seconds), _SHARES),
+        wait_ms=quantiles((second.wait for second in seconds), _QUANTILES),
+        run_ms=quantiles((second.run for second in seconds), _QUANTILES),
     )
 
 
 class Observer:
-    """Reads the journal and samples the depths of one queue. Calls `on_moved` per event."""
+    """Reads the journal and samples the depths of one queue. Calls `on_event` per event."""
 
-    def __init__(self, queue: OpenQueue, on_moved: Callable[[str, str], object]) -> None:
+    def __init__(self, queue: OpenQueue, on_event: Callable[[str, str], object]) -> None:
         self.queue = queue
         self.seconds: OrderedDict[int, Second] = OrderedDict()
         self.depths: deque[tuple[float, Counts]] = deque(maxlen=int(WINDOW_S / _SAMPLE_S))
@@ -183,7 +186,7 @@ class Observer:
         self.sampled = False
         self.last_claim_ms = 0
         self.caught_up = asyncio.Event()
-        self._on_moved = on_moved
+        self._on_event = on_event
         self._histories: OrderedDict[str, list[JobEvent]] = OrderedDict()
         self._ready_ms: OrderedDict[str, int] = OrderedDict()
         self._begun_ms: OrderedDict[str, int] = OrderedDict()
@@ -266,12 +269,12 @@ class Observer:
                     await asyncio.sleep(0.02)  # lets the event loop serve clients
             except StoreError as error:
                 self.away = str(error)
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_UNREACHABLE_S)
             except Exception:
                 _log.exception("observer_failed", queue=self.queue.name)
                 after = _NOW
                 self._versions.clear()
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_UNREACHABLE_S)
 
     def _reset(self) -> None:
         memories: tuple[dict[Any, Any], ...] = (
@@ -307,7 +310,7 @@ class Observer:
             _remember(self._ready_ms, job_id, max(event.ts_ms, event.due_ms))
         self._note_worker(event)
         self._note_history(event)
-        self._on_moved(self.queue.name, job_id)
+        self._on_event(self.queue.name, job_id)
 
     def _note_worker(self, event: JournalEvent) -> None:
         if not event.worker_id:
@@ -358,7 +361,7 @@ class JournalWatch:
     """The observers of all queues. They run until ten minutes after the last `touch`."""
 
     def __init__(self, queues: QueueRegistry) -> None:
-        self.observers = {queue.name: Observer(queue, self._moved) for queue in queues}
+        self.observers = {queue.name: Observer(queue, self._on_event) for queue in queues}
         self._listeners: set[ChangeListener] = set()
         self._touched_s = 0.0
         self._idle: asyncio.Task[None] | None = None
@@ -391,7 +394,7 @@ class JournalWatch:
 
     def figures(self, queue: str = "", *, span_s: int = 300) -> Figures:
         """The figures of one queue, or of all together."""
-        return figures([s for o in self._chosen(queue) for s in o.window(span_s)], span_s)
+        return summarize([s for o in self._chosen(queue) for s in o.window(span_s)], span_s)
 
     def rate(self, queue: str = "") -> float:
         """Jobs done per second in the last minute, or since the first event if that is less."""
@@ -428,7 +431,7 @@ class JournalWatch:
     def _chosen(self, queue: str) -> list[Observer]:
         return [self.observers[queue]] if queue else list(self.observers.values())
 
-    def _moved(self, queue: str, job_id: str) -> None:
+    def _on_event(self, queue: str, job_id: str) -> None:
         for listener in self._listeners:
             listener.add(queue, job_id)
 
@@ -521,14 +524,14 @@ class LiveStreams:
         try:
             series = self._watch.series(queue)
             sent_s = series[-1][0] if series else 0
-            yield b"retry: %d\n" % _RETRY_MS + _frame("series", Series(series))
+            yield sse_frame("series", Series(series), retry_ms=_RETRY_MS)
             while not over.is_set():
                 await _wait_any(_QUIET_TICK_S, listener.event, over)
                 self._watch.touch()
                 count, moved = listener.take()
                 rows = [row for row in self._watch.series(queue, span_s=5) if row[0] > sent_s]
                 sent_s = rows[-1][0] if rows else sent_s
-                yield _frame("tick", Tick(count, moved, rows, int(time.time() * 1e3)))
+                yield sse_frame("tick", Tick(count, moved, rows, int(time.time() * 1e3)))
                 await _wait_any(_TICK_S, over)
         finally:
             watching.cancel()
@@ -537,10 +540,6 @@ class LiveStreams:
             self._by_key[who] -= 1
             if not self._by_key[who]:
                 del self._by_key[who]
-
-
-def _frame(name: str, data: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
 async def _wait_any(timeout_s: float, *events: asyncio.Event) -> None:

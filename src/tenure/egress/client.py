@@ -18,8 +18,8 @@ from tenure.egress.guard import (
     Disconnected,
     Guard,
     RequestRefused,
+    RequestTimedOut,
     Target,
-    TimedOut,
     TooLarge,
     Unreachable,
     read_target,
@@ -316,7 +316,7 @@ class Client:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise TimedOut(
+            raise RequestTimedOut(
                 f"{target.origin} took longer than {bounds.total_ms / 1000:g} s"
             ) from None
         finally:

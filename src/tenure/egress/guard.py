@@ -37,7 +37,7 @@ class Unreachable(EgressError):
     code = "unreachable"
 
 
-class TimedOut(Unreachable):
+class RequestTimedOut(Unreachable):
     """The exchange was not complete at its deadline; the request may have had an effect."""
 
 
@@ -107,7 +107,9 @@ def read_target(url: str) -> Target:
     except ValueError:
         raise RequestRefused("the URL's host or port cannot be read") from None
     if parts.scheme not in _PORTS:
-        raise RequestRefused(f"a URL begins with https://, not {parts.scheme[:20]!r}")
+        raise RequestRefused(
+            f"a URL must begin with http:// or https://, not {parts.scheme[:20]!r}"
+        )
     if "@" in parts.netloc:
         raise RequestRefused("a URL must not carry a user name or password")
     if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
@@ -152,7 +154,7 @@ def _ipv6(text: str) -> str:
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_CLOSED_V4 = tuple(
+_NON_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(text)
     for text in (
         "0.0.0.0/8",  # this network
@@ -173,7 +175,7 @@ _CLOSED_V4 = tuple(
     )
 )
 _OPEN_V6 = ipaddress.IPv6Network("2000::/3")
-_CLOSED_V6 = tuple(
+_NON_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (
         "2001::/23",  # protocol assignments: Teredo, ORCHID and others
@@ -203,10 +205,10 @@ def is_public(address: Address) -> bool:
     """
     address = _unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
-        return not any(address in network for network in _CLOSED_V4)
+        return not any(address in network for network in _NON_PUBLIC_V4)
     if address.scope_id is not None or address not in _OPEN_V6:
         return False
-    return not any(address in network for network in _CLOSED_V6)
+    return not any(address in network for network in _NON_PUBLIC_V6)
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -127,7 +127,7 @@ class RedisKeyRing:
 
     async def redeem(self, ticket: str) -> Caller | None:
         raw = await self._redis.call("GETDEL", self._ticket + secret_hash(ticket))
-        return None if raw is None else msgspec.json.decode(raw, type=Caller)
+        return None if raw is None else _read_caller(raw)
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
         now_ms = self._clock_ms()
@@ -192,6 +192,8 @@ def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | No
     """A stored key; None for a record that cannot be decoded."""
     try:
         key = msgspec.json.decode(raw, type=Key)
+        if key.id.encode() != name:
+            raise ValueError("the record has the id of another key")
     except (ValueError, RecursionError) as error:
         _log.error("key_unreadable", key_id=name.decode(errors="replace"), error=str(error))
         return None
@@ -200,6 +202,15 @@ def _read_key(name: bytes, raw: bytes, quota: Any, used: Any = None) -> Key | No
         quota=key.quota if quota is None else read_quota(quota, key.id),
         last_used_ms=int(used) if used and _TIME.fullmatch(used) else 0,
     )
+
+
+def _read_caller(raw: bytes | str) -> Caller | None:
+    """The caller of a ticket; None for a record that cannot be decoded."""
+    try:
+        return msgspec.json.decode(raw, type=Caller)
+    except (ValueError, RecursionError) as error:
+        _log.error("ticket_unreadable", error=str(error))
+        return None
 
 
 def _read_session(raw: bytes, seen: bytes | None) -> Session | None:
@@ -271,7 +282,7 @@ class SqlKeyRing:
 
     async def redeem(self, ticket: str) -> Caller | None:
         rows = await self._engine.run(INBOX, "ticket_take", ticket_h=secret_hash(ticket))
-        return msgspec.json.decode(rows[0]["caller"], type=Caller) if rows else None
+        return _read_caller(rows[0]["caller"]) if rows else None
 
     async def open_session(self, key_id: str, ttl_ms: int, idle_ms: int) -> str:
         text = new_token()

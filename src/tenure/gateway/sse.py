@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tenure.core.encoding import answer_json
+from tenure.core.encoding import LINE_ENDS, answer_json, sse_frame
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent, position
@@ -28,7 +28,6 @@ _HEADERS: list[tuple[bytes, bytes]] = [
 ]
 _ABORT_AFTER_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
-_LINE_ENDS = str.maketrans("\r\n\0", "   ")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -40,31 +39,29 @@ class Hello(msgspec.Struct, frozen=True):
 
 def hello(job_id: str, state: str, retry_ms: int) -> bytes:
     """The first frame: the job, and the time after which to reconnect."""
-    data = msgspec.json.encode(Hello(job_id, state))
-    return b"retry: %d\nevent: hello\ndata: %b\n\n" % (retry_ms, data)
+    return sse_frame("hello", Hello(job_id, state), retry_ms=retry_ms)
 
 
 def frame(event: JobEvent) -> bytes:
     """One event. Its id is the position from which a client resumes."""
-    return b"id: %b\n%b" % (event.event_id.encode(), unnumbered(event))
+    return sse_frame(event.type, _shown(event), event_id=event.event_id)
 
 
-def unnumbered(event: JobEvent) -> bytes:
+def frame_without_id(event: JobEvent) -> bytes:
     """One event without a position: the job's event stream does not contain it."""
-    data = {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": _data(event.data)}
-    name = event.type.translate(_LINE_ENDS).encode()
-    return b"event: %b\ndata: %b\n\n" % (name, msgspec.json.encode(data))
+    return sse_frame(event.type, _shown(event))
 
 
 def comment(text: str, *, retry_ms: int = 0) -> bytes:
     """A comment line; with `retry_ms` also the time after which to reconnect."""
     retry = b"retry: %d\n" % retry_ms if retry_ms else b""
-    return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
+    return b"%b: %b\n\n" % (retry, text.translate(LINE_ENDS).encode())
 
 
-def _data(raw: bytes) -> object:
-    """Decoded, to be encoded again: the data of a frame is JSON without line breaks."""
-    return answer_json(raw) if raw else {}
+def _shown(event: JobEvent) -> dict[str, object]:
+    # Decoded, to be encoded again: the data of a frame is JSON without line breaks.
+    data = answer_json(event.data) if event.data else {}
+    return {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": data}
 
 
 _EXPIRED = comment("the job has expired")
@@ -150,7 +147,7 @@ class Subscriber:
         if last is None:
             self.end(_UNREADABLE)
         else:
-            self.end(unnumbered(last) + (_EXPIRED if last.type == "expired" else b""))
+            self.end(frame_without_id(last) + (_EXPIRED if last.type == "expired" else b""))
 
     def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
         """Add one event unless it was added before; `last` ends the stream after it."""
@@ -295,7 +292,7 @@ class Streamer:
                 try:
                     valid = await self._auth.is_valid(caller)
                 except StoreError:
-                    continue  # the store of this key is away
+                    continue  # the store of this key is unreachable
                 if not valid:
                     for subscriber in list(self._open.get(caller, ())):
                         subscriber.end(_REVOKED)

@@ -1,10 +1,10 @@
-"""The data pipeline on Spark: every event of every queue kept, counted and audited.
+"""The data pipeline on Spark: keeps, counts and audits every event of every queue.
 
-`source` makes any queue URL a Spark data source: `spark.read.format("tenure")`, as a stream too,
-and for writing jobs. `capture` follows journals into a `lake` of Parquet files. `tables` turns the
-events into attempts, jobs and hourly metrics; `audit` checks the promises over the whole history;
-`enqueue` and `replay` put jobs in by the million; `mapping` runs a task over a DataFrame; `report`
-draws one page. pyspark is imported only here, and only when something is asked for.
+`source` makes any queue URL a Spark data source, `spark.read.format("tenure")`, for batches,
+streams and writing jobs. `capture` follows journals into a `lake` of Parquet files. `tables` turns
+the events into attempts, jobs and hourly metrics; `audit` checks all invariants over the history;
+`enqueue` and `replay` submit jobs in bulk; `mapping` runs a task over a DataFrame; `report` draws
+one page. pyspark is imported only in this package, and only when it is used.
 """
 
 from __future__ import annotations

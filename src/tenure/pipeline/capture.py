@@ -1,8 +1,8 @@
 """Capture: follows journals into the lake, exactly once, across any crash.
 
-One streaming query for all journals. Its checkpoint lies in the lake, so that the two share their
-fate. In a bucket that Spark cannot write it is thrown away: the lake itself says how far it has
-come. A gap is noted in the lake the moment it is seen, and told to whoever runs the capture.
+One streaming query reads all journals. Its checkpoint is stored in the lake, so that the two cannot
+be separated. If Spark cannot write there (a bucket), the checkpoint is temporary: the lake itself
+records how far it has come. A gap is recorded in the lake when it is found, and reported.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tenure.pipeline.lake.progress import CHECKPOINT, Progress, all_progress, co
 from tenure.pipeline.lake.reach import is_reached
 from tenure.pipeline.lake.reader import known_reader, reader_of
 from tenure.pipeline.lake.sink import LakeSink, tell_store
-from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.offsets import Gap
 from tenure.pipeline.source.opening import journal_name
-from tenure.pipeline.source.reel import BEGINNING
+from tenure.pipeline.source.range_reader import BEGINNING
+from tenure.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,10 +61,10 @@ def capture(
     tell: Callable[[str], None] = lambda _text: None,
     until: Callable[[], bool] = lambda: False,
 ) -> Captured:
-    """Follow journals; with `once` only what there is now, else until `until` says so.
+    """Follow journals; with `once` up to what exists now, else until `until` returns True.
 
-    `tell` is given every gap, and now and then how far it is. `table_format` "delta" keeps a Delta
-    log beside the files, from then on.
+    `tell` is called with every gap and with the progress. `table_format` "delta" keeps a Delta log
+    beside the files from then on.
     """
     files = LakeFiles(lake)
     files.begin()
@@ -77,7 +77,7 @@ def capture(
     tidy = _tidying(files, table_format)
     _clear(files, urls)
     tidy()
-    # From here on the stores wait for this lake; a batch that may be repeated must still be there.
+    # From here on the stores do not trim what this lake lacks; a batch may have to be repeated.
     _tell(files, urls, reader, lambda progress: progress.after)
     with _checkpoint(spark, files) as checkpoint:
         query = _start(
@@ -88,7 +88,7 @@ def capture(
         finally:
             if query.isActive:
                 query.stop()
-    if once:  # after the last batch nothing is repeated any more: all of it may be trimmed
+    if once:  # no batch will be repeated: everything may be trimmed
         _tell(files, urls, reader, lambda progress: progress.upto)
     tidy()
     total = sum(each.rows for each in all_progress(files))
@@ -97,7 +97,7 @@ def capture(
 
 
 def release(urls: Sequence[str], lake: str, reader: str = "") -> None:
-    """This lake captures these no more: their stores wait for it no longer when they trim.
+    """Stop capturing these queues into this lake: their stores may trim without regard to it.
 
     `reader` is the name under which a store knows a lake that is gone.
     """
@@ -109,7 +109,7 @@ def release(urls: Sequence[str], lake: str, reader: str = "") -> None:
 def _tell(
     files: LakeFiles, urls: Sequence[str], reader: str, kept: Callable[[Progress], str]
 ) -> None:
-    """Each store, up to where its journal is kept."""
+    """Tell each store up to which position its journal is in the lake."""
     newest: dict[str, Progress] = {}
     for each in sorted(all_progress(files), key=lambda each: each.epoch):
         newest[each.journal] = each
@@ -119,12 +119,12 @@ def _tell(
 
 
 def _tidying(files: LakeFiles, table_format: str) -> Callable[[], None]:
-    """What keeps the files few, and the log beside them true."""
+    """The function that compacts files and updates the Delta log, if there is one."""
     if not keep_log(files, table_format):
         return lambda: _compacted(files)
 
     def tidy() -> None:
-        # Small files go when the log names the large one instead.
+        # Small files are removed after the log names the large one.
         compact(files, before_removing=lambda: publish(files))
         publish(files)
 
@@ -136,9 +136,10 @@ def _compacted(files: LakeFiles) -> None:
 
 
 def _clear(files: LakeFiles, urls: Sequence[str]) -> None:
-    """Remove what a capture that was killed wrote and did not commit: it is read again.
+    """Remove files that a killed capture wrote and did not commit; their events are read again.
 
-    With Spark's checkpoint at hand it would be cut as before, and replace itself.
+    With Spark's checkpoint this is not needed: the same ranges are read again, and their files
+    replace these.
     """
     if files.names(f"{CHECKPOINT}/offsets"):
         return
@@ -225,7 +226,7 @@ def _check(files: LakeFiles, urls: Sequence[str]) -> None:
 
 
 def _cores(spark: SparkSession) -> int:
-    """How many tasks may run side by side, without asking for what Connect does not have."""
+    """How many tasks may run in parallel; works with Spark Connect too."""
     master = spark.conf.get("spark.master", "") or ""
     inside = master.partition("[")[2].rstrip("]").partition(",")[0]
     if inside.isdecimal():

@@ -1,7 +1,7 @@
-"""Spark's own parent of Python workers, with everything they need already imported.
+"""Spark's daemon that forks Python workers, with their imports done beforehand.
 
-Spark forks a Python process for each task and each planning step. What the parent has imported
-costs its children nothing; else each of them would spend a second on it. For where there is no
+Spark forks a Python process for each task and each planning step. The children share what the
+daemon has imported; else each of them would spend a second on it. Used where there is no
 `fork_server`.
 """
 

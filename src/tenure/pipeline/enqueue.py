@@ -1,8 +1,9 @@
-"""Enqueue: a file of rows becomes jobs, at full speed and once, however often it is started.
+"""Enqueue: submits the rows of a file as jobs, each once, however often it is started.
 
-The same file, task and queue are the same run, so that a second start only does what the first did
-not; another `run` puts the same rows in again. A row is known by its key columns; without any, by
-its content and, among rows of equal content, by its number: so equal rows are as many jobs.
+The same file, task and queue are the same run, so a second start only submits what the first did
+not. Another `run` submits the same rows again. A row is identified by its key columns. Without key
+columns it is identified by its content and its number among rows of equal content, so that equal
+rows are separate jobs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from tenure.core.errors import UsageError
 from tenure.core.journal import SqlFormat
 from tenure.core.registry import journal_format
-from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.submitting import Tally, submit_columns
+from tenure.pipeline.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,7 +47,7 @@ def read_rows(spark: SparkSession, path: str) -> DataFrame:
 def jobs_of(
     rows: DataFrame, *, task: str, run: str, key: Sequence[str] = (), payload: str = ""
 ) -> DataFrame:
-    """Rows as jobs: id, task, payload, and options that there are; native expressions only."""
+    """Rows as jobs: id, task, payload and the given options; uses only native expressions."""
     missing = sorted({*key, *([payload] if payload else [])} - set(rows.columns))
     if missing:
         raise UsageError(f"there is no column {missing[0]!r}; there are {', '.join(rows.columns)}")
@@ -72,7 +73,7 @@ def jobs_of(
 
 
 def job_id_of(run: str, key: Sequence[str]) -> Column:
-    """The id of a row: the same run and key give the same, and every contract takes it."""
+    """The id of a row, determined by run and key; every contract accepts it."""
     known = F.to_json(F.struct(*key), {"ignoreNullFields": "false"})
     return _uuid(F.md5(F.concat(F.lit(f"{run}\n"), known)))
 
@@ -83,17 +84,17 @@ def run_name(path: str, task: str, url: str) -> str:
 
 
 def enqueue(jobs: DataFrame, url: str, *, rate: float = 0.0, tasks: int = TASKS) -> Tally:
-    """Put the jobs of `jobs_of` into a queue; says what became of them."""
+    """Submit the jobs of `jobs_of` to a queue, and count the answers."""
 
     def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally = submit_columns(url, batches, rate=rate / tasks)
         yield pa.RecordBatch.from_pylist([msgspec.to_builtins(tally)])
 
     total = Tally()
-    # By id: as even as taking turns, and repeatable without the sort which that takes.
+    # By id: as even as round robin, and repeatable without a sort.
     parts = jobs.repartition(tasks, "job_id")
     if isinstance(journal_format(url), SqlFormat):
-        # An index takes ids that follow each other for much less than ids by chance.
+        # Inserting sorted ids into an index is much cheaper than inserting random ones.
         parts = parts.sortWithinPartitions("job_id")
     with one_line():
         for row in parts.mapInArrow(put, _TALLY_DDL).collect():
@@ -102,8 +103,8 @@ def enqueue(jobs: DataFrame, url: str, *, rate: float = 0.0, tasks: int = TASKS)
 
 
 def _uuid(hexadecimal: Column) -> Column:
-    """32 hexadecimal digits as a UUID, which every contract takes as an id."""
-    # As bytes: a text would be walked from its start for every part.
+    """32 hexadecimal digits as a UUID, which every contract accepts as an id."""
+    # As bytes: `substring` of a string scans it from the start each time.
     digits, dash = hexadecimal.cast("binary"), F.lit(b"-")
     cuts = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
     first, *others = (F.substring(digits, start, length) for start, length in cuts)

@@ -1,7 +1,7 @@
-"""Events as a DataFrame, wherever they lie: the lake, a live journal, a history file.
+"""Events as a DataFrame: from the lake, a live journal, or a history file.
 
-All three give the same columns. A history of another system may lack some: they are null then, and
-the audit says what could not be observed for it.
+All three have the same columns. Columns that the history of another system lacks are null, and the
+audit says what it could not check for lack of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def conformed(rows: DataFrame) -> DataFrame:
 
 
 def filled(rows: DataFrame) -> DataFrame:
-    """No nulls: what an older version did not write was not applicable."""
+    """Without nulls: an empty value for each column that an older version did not write."""
     return rows.select(
         *(
             F.coalesce(F.col(name), F.lit("" if kind == "string" else 0).cast(kind)).alias(name)
@@ -94,7 +94,7 @@ def in_states(state: Column, kind: str) -> Column:
 
 
 def positions_after(rows: DataFrame, after: Mapping[str, int]) -> DataFrame:
-    """Only what lies behind these places of the journals."""
+    """Only the events after these positions of the journals."""
     if not after:
         return rows
     passed = F.create_map(*(F.lit(each) for pair in after.items() for each in pair))

@@ -1,9 +1,9 @@
-"""Python processes for Spark in milliseconds: forked from one that has imported everything.
+"""Starts Python processes for Spark in milliseconds: forks of a process that has done all imports.
 
-Spark starts a Python for each kind of planning step and another for each stream, and every one of
-them would spend two seconds on the same imports. Here they all begin as a small launcher, which
-hands its files, words and environment to this server and waits; the server forks, and the child is
-what Spark asked for. A launcher that finds no server runs the real Python.
+Spark starts a Python process for each kind of planning step and another for each stream, and each
+would spend two seconds on the same imports. Instead Spark starts a small launcher. It sends its
+files, arguments and environment to this server and waits; the server forks, and the child runs what
+Spark asked for. A launcher that finds no server runs Python itself.
 
 `launcher` starts the server beside a driver, while Java starts; it ends with the driver.
 """
@@ -41,7 +41,7 @@ PRELOADED = (
     "pyspark.sql.worker.write_into_data_source",
     *("tenure.pipeline.audit.explain", "tenure.pipeline.audit.parts"),
     *("tenure.pipeline.lake.feed", "tenure.pipeline.lake.sink"),
-    *("tenure.pipeline.source.journal", "tenure.pipeline.source.stream_reel"),
+    *("tenure.pipeline.source.journal", "tenure.pipeline.source.stream_reader"),
     *("tenure.pipeline.source.submitting", "tenure.pipeline.source.writing"),
 )
 _SOCKET, _CLIENT, _LAUNCHER = "server.sock", "client.py", "python"
@@ -82,7 +82,7 @@ class Request(msgspec.Struct):
 
 
 class _Running:
-    """The one server of this process and the launcher that leads to it."""
+    """The one server of this process and its launcher."""
 
     server: subprocess.Popen[bytes] | None = None
     launcher: str = ""
@@ -100,7 +100,7 @@ def launcher() -> str:
     _Running.launcher = _write(folder, address)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
-        listening.listen(64)  # who asks before the imports are done waits for them
+        listening.listen(64)  # launchers that connect before the imports are done wait
         _Running.server = subprocess.Popen(  # nosec B603 # this module
             [sys.executable, "-P", "-m", __name__, str(listening.fileno())],
             stdin=subprocess.PIPE,
@@ -128,7 +128,7 @@ def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def serve(listening: socket.socket) -> None:
-    """Import everything, then fork for whoever asks, until the driver is gone."""
+    """Import everything, then fork for each launcher until the driver ends."""
     for name in PRELOADED:
         import_module(name)
     gc.collect()
@@ -180,10 +180,10 @@ def _receive(asking: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _ended(key: selectors.SelectorKey, watching: selectors.BaseSelector) -> None:
-    """A child has ended: its launcher ends alike. Or a launcher was ended: so is its child."""
+    """A child has ended: send its launcher the exit code. Or a launcher ended: stop its child."""
     child, asking, pidfd = key.data
     if asking.fileno() < 0:
-        return  # both ended within one look, and the child's end was seen first
+        return  # both ended at once, and the child was handled first
     if key.fileobj is asking:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         watching.unregister(asking)

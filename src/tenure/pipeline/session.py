@@ -1,7 +1,7 @@
 """The Spark session of every pipeline command: quiet, quick to start, and the same everywhere.
 
-`local[*]` by default. A master (`spark://...`) or a Spark Connect server (`sc://...`) is only
-another address: everything else in the pipeline keeps to calls that work on all three.
+`local[*]` by default; also a master (`spark://...`) or a Spark Connect server (`sc://...`). The
+rest of the pipeline uses only calls that work with all three.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NOT_INSTALLED = (
     "the pipeline needs PySpark, which is not installed here; "
     "install it with: pip install 'tenure[spark]' (in a clone: bin/up --with-spark)"
 )
-# Short commands end before the second compiler has paid for itself.
+# In short commands Java's second compiler costs more than it saves.
 _QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _OPEN_JAVA = "-XX:+UseParallelGC"
-# What goes wrong comes back as an exception; Spark's own words about it would come on top.
+# Errors are raised as exceptions; Spark would log them as well.
 _QUIET = """\
 rootLogger.level = off
 rootLogger.appenderRef.stderr.ref = console
@@ -79,7 +79,7 @@ def open_session(
 
 
 def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
-    """Make a session that somebody else opened fit for the pipeline."""
+    """Register the data sources with a session that was opened elsewhere."""
     from tenure.pipeline.lake.sink import LakeSink
     from tenure.pipeline.source.journal import TenureSource
 
@@ -103,7 +103,7 @@ def _remote(kind: type[SparkSession], settings: SparkSettings) -> SparkSession:
         raise UsageError(
             f"Spark Connect needs more of PySpark ({lacking}); pip install 'tenure[spark]'"
         ) from None
-    # By the general builder: it tells the rest of PySpark that everything is remote.
+    # By the general builder: it makes the rest of PySpark use Spark Connect.
     builder = kind.builder.remote(settings.remote)
     for name, value in settings.conf.items():
         builder = builder.config(name, value)
@@ -131,9 +131,9 @@ def _classic(
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
-        # Else each expression is built with ten calls into Java, to name its line in an error.
+        # Otherwise each expression makes ten calls into Java, to name its line in errors.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # A repeated task would only find its work done: jobs and files have names of their own.
+        # A speculative copy of a task would do the same work again, for the same jobs and files.
         "spark.speculation": "false",
     }
     if is_local:
@@ -148,7 +148,7 @@ def _classic(
 
 @contextmanager
 def _python(program: str) -> Iterator[None]:
-    """What Spark starts as Python: this one, not the first on PATH, unless the user named one."""
+    """Let Spark start `program` as Python, not the first on PATH, unless the user named one."""
     names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
     chosen = dict.fromkeys(names, program)
     if "PYTHONSAFEPATH" not in os.environ and why_untrusted(Path.cwd().stat()):
@@ -157,17 +157,17 @@ def _python(program: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Of this session alone: a program that is started from here makes its own choice.
+        # For this session only: programs started from here choose for themselves.
         for name in chosen:
             del os.environ[name]
 
 
 def runtime_folder(environment: Mapping[str, str]) -> Path:
-    """Where launchers and settings for Java lie: the user's cache, or a private place."""
+    """The folder of launchers and Java settings: in the user's cache, or a private one."""
     cache = environment.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     home = Path(cache) / "tenure" / "spark"
     try:
-        private_folder(home, mark="*")  # what lies here is executed
+        private_folder(home, mark="*")  # its files are executed
     except (OSError, UsageError):
         home = Path(tempfile.mkdtemp(prefix="tenure-spark-"))
     return home

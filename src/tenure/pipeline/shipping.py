@@ -1,7 +1,7 @@
 """Sends this package to executors that do not have it, as one archive.
 
-What it needs beside the standard library (pyarrow, msgspec, hiredis) must be on them already, as
-`pyarrow` always is where Spark runs Python; or comes with Spark's own `--archives`.
+Its dependencies (pyarrow, msgspec, hiredis) must be installed there, or be sent with Spark's own
+`--archives`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _Settle: TypeAlias = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
 
-class Claimer:
+class SqlClaimer:
     """Claims of one queue instance, one at a time."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Claimer:
         finally:
             # A wake-up is passed on unless a later claim emptied the queue. A claim that failed or
             # was cancelled has not done so.
-            await self._listener.rest(more=woken)
+            await self._listener.disarm(more=woken)
 
     def start_at_head(self) -> None:
         """Let the next claim begin at the head, because a job became claimable again."""

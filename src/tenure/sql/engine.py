@@ -22,8 +22,8 @@ _KEEP_MS_MAX = 2**53
 Row = Any
 """A row, read by name or by position."""
 
-# The states of a row. `failed` rests: it leads to queued while attempts are left, to dead_letter
-# when none is. A handler that reports no stages passes through all of them. A job that is cancelled
+# The states of a row. `failed` is not final: it goes to queued while attempts remain, else to
+# dead_letter. A handler that reports no stages passes through all of them. A job that is cancelled
 # or expires while it waits reaches `failed` through `claimed`. Reopening begins the job anew, with
 # a new row.
 ROW_MACHINE = Machine(
@@ -144,7 +144,7 @@ class QueueListener(Protocol):
     async def wait(self, wait_ms: int) -> None:
         """Return at the next notice, or when the time is up."""
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         """Ignore notices until it is armed again. With `more` to do, another claimer is woken.
 
         Where a notice wakes one claimer only, an unused notice is passed on to another one, unless
@@ -161,7 +161,7 @@ class Engine(Protocol):
     dialect: str
 
     async def run(
-        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **params: Any
     ) -> Sequence[Row]:
         """Run one operation on a table as one transaction; `batch` is a list of rows."""
 

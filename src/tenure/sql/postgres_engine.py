@@ -74,34 +74,40 @@ class PostgresEngine:
         return f"{self.database.schema}_jobs"
 
     async def run(
-        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **params: Any
     ) -> Sequence[Row]:
         if not self._checked:
             await self._check()
         try:
-            return await self._run(table, operation, batch, takes)
+            return await self._run(table, operation, batch, params)
         except UsageError as error:  # the class of this SQLSTATE; nothing was written
             if getattr(error.reply, "sqlstate", "") != _SEQUENCE_ENDED:
                 raise
             await repair_sequences(self.database)
-            return await self._run(table, operation, batch, takes)
+            return await self._run(table, operation, batch, params)
 
     async def _run(
-        self, table: str, operation: str, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]], params: dict[str, Any]
     ) -> Sequence[Row]:
         found = self.operation(table, operation)
-        if operation == "submit" and len(batch) >= IN_BULK and not takes["depth_max"]:
-            stored = await self._submit_in_bulk(table, found.batch, batch, takes)
+        if operation == "submit" and len(batch) >= IN_BULK and not params["depth_max"]:
+            stored = await self._submit_in_bulk(table, found.batch, batch, params)
             if stored is not None:
                 return stored
-        arguments: list[Any] = [list(column) for column in zip(*batch, strict=True)]
-        arguments += [takes[name] for name in found.takes]
-        rows = await self.database.fetch(found.statements[0], arguments)
+        statement = found.statements[0]
+        columns = dict(zip(found.batch, zip(*batch, strict=True), strict=False))
+        alike = {name: columns[name][0] for name in found.alike if batch}
+        if alike and all(columns[name].count(value) == len(batch) for name, value in alike.items()):
+            statement = found.for_alike
+            columns |= alike
+        arguments: list[Any] = list(columns.values())
+        arguments += [params[name] for name in found.takes]
+        rows = await self.database.fetch(statement, arguments)
         if operation in _FOLLOWED:
-            self._news.notify(takes["queue"])
+            self._news.notify(params["queue"])
         column = _EVENT_COLUMN.get((table, operation))
         if column and any(row[column] for row in rows):
-            self._notifier.notify(takes["queue"] + ("/outbox" if table == INBOX else ""))
+            self._notifier.notify(params["queue"] + ("/outbox" if table == INBOX else ""))
         return rows
 
     async def copy(
@@ -121,9 +127,9 @@ class PostgresEngine:
         if not self._checked:
             await self._check()
         begin = self.operation(table, "copy_begin")
-        takes = {"queue": queue, "channel": self.channel, "count": count}
+        params = {"queue": queue, "channel": self.channel, "count": count}
         arguments: list[Any] = [list(sample[name]) for name in begin.batch]
-        arguments += [takes[name] for name in begin.takes]
+        arguments += [params[name] for name in begin.takes]
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with self._order:  # two calls store their jobs in the order of the calls
@@ -147,20 +153,20 @@ class PostgresEngine:
         table: str,
         names: Sequence[str],
         batch: Sequence[Sequence[Any]],
-        takes: Mapping[str, Any],
+        params: Mapping[str, Any],
     ) -> Sequence[Row] | None:
         """What the submit statement would return; None when it has to decide job by job."""
         columns = dict(zip(names, zip(*batch, strict=True), strict=True))
 
         async def write(connection: Connection, head: Row) -> None:
-            for rows in rows_of_submit(table, columns, head, takes):
+            for rows in rows_of_submit(table, columns, head, params):
                 await connection.copy_records_to_table(
                     rows.table, columns=rows.columns, records=rows.records, timeout=CALL_TIMEOUT_S
                 )
 
         every = max(1, len(batch) // SAMPLE)
         sample = {name: values[::every] for name, values in columns.items()}
-        head = await self.copy(table, takes["queue"], len(batch), sample, write)
+        head = await self.copy(table, params["queue"], len(batch), sample, write)
         if head is None:
             return None
         return [{"job_id": job_id, "created_ms": head["now_ms"]} for job_id in columns["job_id"]]
@@ -236,10 +242,10 @@ class CopyRows(NamedTuple):
 
 
 def rows_of_submit(
-    table: str, given: _Columns, head: Row, takes: Mapping[str, Any]
+    table: str, given: _Columns, head: Row, params: Mapping[str, Any]
 ) -> list[CopyRows]:
     """Keys, jobs and first events of a submit, as the submit statement writes them."""
-    count, now_ms, queue = len(given["job_id"]), head["now_ms"], takes["queue"]
+    count, now_ms, queue = len(given["job_id"]), head["now_ms"], params["queue"]
     jobs: dict[str, Sequence[Any]] = {
         name: given[name] for name in given if name not in _NOT_JOB_COLUMNS
     }
@@ -250,7 +256,7 @@ def rows_of_submit(
     job = {"queue": queue, "created_ms": now_ms, "updated_ms": now_ms}
     event = {"queue": queue, "ver": 1, "type": "submit", "ts_ms": now_ms, "to_state": "queued"}
     return [
-        *_keys(table, given, now_ms, takes),
+        *_keys(table, given, now_ms, params),
         _copy_rows(table, count, {"seq": head["turns"], **jobs}, job, _DEFAULTS),
         _copy_rows(
             *("job_journal", count, {"seq": head["positions"], **events}),
@@ -260,16 +266,16 @@ def rows_of_submit(
     ]
 
 
-def _keys(table: str, given: _Columns, now_ms: int, takes: Mapping[str, Any]) -> list[CopyRows]:
+def _keys(table: str, given: _Columns, now_ms: int, params: Mapping[str, Any]) -> list[CopyRows]:
     names = ("requester_id", "idempotency_key", "request_hash", "job_id")
     rows = [row for row in zip(*map(given.__getitem__, names), strict=True) if row[1]]
     if not rows:
         return []
     rows.sort()  # so that two batches do not deadlock
     same = {
-        "queue": takes["queue"],
+        "queue": params["queue"],
         "created_ms": now_ms,
-        "expires_ms": now_ms + takes["key_ttl_ms"],
+        "expires_ms": now_ms + params["key_ttl_ms"],
     }
     columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
     if table == INBOX:  # the fragment `response`
@@ -359,7 +365,7 @@ class _PostgresListener:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         """Every listener gets a notice: there is none to pass on."""
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
-from tenure.store.resend import later_step
+from tenure.store.resend import after_partial
 
 _BATCH_MAX = 1_000
 _TRIES = 3
@@ -60,7 +60,7 @@ class Settler:
             # Sorted by job id, so that two batches do not deadlock.
             chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
             settled = self._settle([outcomes[at] for at in chosen])
-            answers = await later_step(len(left) < len(outcomes), settled)
+            answers = await after_partial(len(left) < len(outcomes), settled)
             verdicts.update(zip(chosen, answers, strict=True))
             left = [at for at in left if at not in verdicts]
         return [verdicts[at] for at in range(len(outcomes))]
@@ -72,7 +72,7 @@ class Settler:
         # again. What then is left was settled before, or its lease was lost.
         for turn in range(_TRIES):
             for again, step in ((turn, self._write), (1, self._find_settled)):
-                for n, verdict in await later_step(again, step([batch[at] for at in left])):
+                for n, verdict in await after_partial(again, step([batch[at] for at in left])):
                     verdicts[left[n]] = verdict
                 left = [at for at in left if at not in verdicts]
                 if not left:
@@ -166,7 +166,7 @@ async def refuse(
     recorded = engine.run(
         settings.table, "refuse", batch, queue=settings.queue, operation=operation
     )
-    rows = await later_step(1, recorded)  # the step that refused them came before
+    rows = await after_partial(1, recorded)  # the step that refused them came before
     why = {row["n"]: _reason(row) for row in rows}
     return [
         LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))

@@ -341,20 +341,20 @@ class SqlLedger:
         await self._run("probe")
 
     async def _run(
-        self, operation: str, batch: Sequence[Sequence[Any]] = (), **takes: Any
+        self, operation: str, batch: Sequence[Sequence[Any]] = (), **params: Any
     ) -> Sequence[Row]:
         settings = self._settings
         return await self._engine.run(
-            settings.table, operation, batch, queue=settings.queue, **takes
+            settings.table, operation, batch, queue=settings.queue, **params
         )
 
-    async def _manage(self, operation: str, job_ids: Sequence[str], **takes: str) -> list[str]:
+    async def _manage(self, operation: str, job_ids: Sequence[str], **params: str) -> list[str]:
         """The state in which each job was found; "" if it does not exist."""
         once = list(dict.fromkeys(job_ids))
         found: dict[str, str] = {}
         for start in range(0, len(once), _STEP):
             chunk = once[start : start + _STEP]
-            rows = await self._run(operation, [(job_id,) for job_id in chunk], **takes)
+            rows = await self._run(operation, [(job_id,) for job_id in chunk], **params)
             found |= {chunk[row["n"] - 1]: row["was"] for row in rows}
         return [found.get(job_id, "") for job_id in job_ids]
 

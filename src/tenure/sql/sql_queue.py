@@ -17,12 +17,12 @@ from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
-from tenure.sql.claim import CLAIM_MAX, Claimer
+from tenure.sql.claim import CLAIM_MAX, SqlClaimer
 from tenure.sql.engine import Engine, QueueSettings
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
 from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
-from tenure.store.resend import later_step
+from tenure.store.resend import after_partial
 
 _STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
@@ -54,7 +54,7 @@ class SqlQueue:
         self._finals = finals
         self.worker_id = _UNSAFE.sub("-", worker_id)[:200] or f"anon-{secrets.token_hex(6)}"
         self._upkeeper = Upkeeper(engine, settings, self.worker_id)
-        self._claimer = Claimer(
+        self._claimer = SqlClaimer(
             engine,
             settings,
             self.worker_id,
@@ -118,7 +118,7 @@ class SqlQueue:
                 lease_ms=self._settings.lease_ms,
                 always=always,
             )
-            for row in await later_step(start, extend):
+            for row in await after_partial(start, extend):
                 at = row["n"] - 1
                 answers[start + at] = msgspec.structs.replace(
                     chunk[at],
@@ -141,7 +141,7 @@ class SqlQueue:
                 [_report_row(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            for row in await later_step(turn, stored):
+            for row in await after_partial(turn, stored):
                 at = chunk[row["n"] - 1]
                 held[at] = "" if row["becomes"] else f"{row['was']} to {reports[at].step}"
         lost = await self._lost("report", [report.lease for report in reports], held)

@@ -56,42 +56,42 @@ class SqliteEngine:
         self._busy: set[str] = set()
 
     async def run(
-        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **takes: Any
+        self, table: str, operation: str, batch: Sequence[Sequence[Any]] = (), /, **params: Any
     ) -> Sequence[Row]:
         operations = self._of_table(table)
         if operation in _CLAIMS:
-            return await self._claim(operations, operation, batch, takes)
-        return await self._run(operations[operation], batch, takes)
+            return await self._claim(operations, operation, batch, params)
+        return await self._run(operations[operation], batch, params)
 
     async def _claim(
         self,
         operations: Operations,
         operation: str,
         batch: Sequence[Sequence[Any]],
-        takes: dict[str, Any],
+        params: dict[str, Any],
     ) -> Sequence[Row]:
         """Check first whether the queue has work, which needs no write lock.
 
         The check is skipped after a claim that got all it wanted, unless it wanted one job only:
         that is what idle workers claim.
         """
-        queue = takes["queue"]
+        queue = params["queue"]
         if queue not in self._busy:
             found = await self._run(operations["peek"], (), {"queue": queue})
             if not found[0]["work"]:
                 return found
         self._busy.discard(queue)
-        rows = await self._run(operations[operation], batch, takes)
-        limit = takes["count"] if "count" in takes else sum(claim[-1] for claim in batch)
+        rows = await self._run(operations[operation], batch, params)
+        limit = params["count"] if "count" in params else sum(claim[-1] for claim in batch)
         if len(rows) >= limit > 1 and rows[0]["job_id"] is not None:
             self._busy.add(queue)
         return rows
 
     async def _run(
-        self, operation: Operation, batch: Sequence[Sequence[Any]], takes: dict[str, Any]
+        self, operation: Operation, batch: Sequence[Sequence[Any]], params: dict[str, Any]
     ) -> Sequence[Row]:
         parameters = {
-            name: _json(value) if name in _LISTS else value for name, value in takes.items()
+            name: _json(value) if name in _LISTS else value for name, value in params.items()
         }
         if operation.batch:
             parameters["batch"] = _json(in_hex(batch) if self._client == "libsql" else batch)
@@ -183,7 +183,7 @@ class SqliteListener:
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
         self._notified.clear()
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         if more:
             self._notified.set()
         self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
@@ -224,7 +224,7 @@ class _SqliteJournalListener:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         """Every listener gets a notice: there is none to pass on."""
 
     async def close(self) -> None:

@@ -135,6 +135,6 @@ class Upkeeper:
                 break
         return total, after
 
-    async def _run(self, operation: str, **takes: Any) -> Sequence[Row]:
+    async def _run(self, operation: str, **params: Any) -> Sequence[Row]:
         settings = self._settings
-        return await self._engine.run(settings.table, operation, queue=settings.queue, **takes)
+        return await self._engine.run(settings.table, operation, queue=settings.queue, **params)

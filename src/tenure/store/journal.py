@@ -97,7 +97,7 @@ class LineFormat:
         return JournalEvent(seq=seq, contract=self._contract, queue=self._queue, **values)
 
 
-class StreamJournal:
+class RedisJournal:
     """Reads a journal stream in pages, each after a cursor."""
 
     def __init__(self, redis: Redis, key: str, lines: LineFormat) -> None:

@@ -30,7 +30,7 @@ from tenure.core.seam import (
 )
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
-from tenure.store.resend import later_step
+from tenure.store.resend import after_partial
 
 BATCH_MAX = 500
 """How many jobs one script call takes: a longer call would block the server's other clients."""
@@ -72,7 +72,7 @@ async def in_batches(
     """Send the items in batches; the answers to all of them, in order."""
     answers = list(await send(items[:size])) if items else []
     for start in range(size, len(items), size):
-        answers += await later_step(start, send(items[start : start + size]))
+        answers += await after_partial(start, send(items[start : start + size]))
     return answers
 
 
@@ -331,7 +331,7 @@ def matches(record: JobRecord, query: Query) -> bool:
 
 
 class RedisLedger(ABC):
-    """The part of a ledger that is the same for every way of storing jobs.
+    """The part of a ledger shared by all Redis contracts.
 
     `prefix` is that of the queue's own keys. In the hash `<prefix>workers`, each worker has a value
     of items separated by blanks: the time of its last call first, its slots at `_SLOTS_AT`.
@@ -344,20 +344,20 @@ class RedisLedger(ABC):
         self._prefix = prefix
 
     @abstractmethod
-    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+    async def _apply_action(self, action: str, job_ids: Sequence[str]) -> list[str]:
         """Retry, cancel or remove jobs; one answer per id."""
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Send finished jobs back; per id "ok", "missing", or why not."""
-        return await self._steer("retry", job_ids)
+        return await self._apply_action("retry", job_ids)
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Per id "ok" (it was waiting), "requested" (its worker will stop it), or why not."""
-        return await self._steer("cancel", job_ids)
+        return await self._apply_action("cancel", job_ids)
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
         """Delete jobs that are not running; per id "ok", "missing", or why not."""
-        return await self._steer("remove", job_ids)
+        return await self._apply_action("remove", job_ids)
 
     async def workers(self) -> list[WorkerBeat]:
         """Our workers that called lately, including those that found no job."""

@@ -22,13 +22,13 @@ async def resend(
     *,
     tries: int,
     patience_s: float,
-    ends: type[StoreError] | tuple[()] = (),
+    final_errors: type[StoreError] | tuple[()] = (),
     pause_s: Callable[[int], float] | None = None,
 ) -> T:
     """Make a call until it is answered; only for calls that may be executed twice.
 
     It gives up after `tries`, after the first failure past `patience_s`, and on an error of type
-    `ends`. Once an answer was lost, every later failure is a `ReplyLost`.
+    `final_errors`. Once an answer was lost, every later failure is a `ReplyLost`.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
@@ -39,7 +39,7 @@ async def resend(
         except TenureError as error:
             if isinstance(error, ReplyLost):
                 lost = lost or error
-            is_final = isinstance(error, ends) or not isinstance(error, StoreError)
+            is_final = isinstance(error, final_errors) or not isinstance(error, StoreError)
             if is_final or attempt == tries or loop.time() > until:
                 if lost is None or isinstance(error, ReplyLost):
                     raise
@@ -54,11 +54,11 @@ async def submit_with_retry(queue: Submits, jobs: Sequence[NewJob]) -> list[Subm
     return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
 
 
-async def later_step(earlier: object, step: Awaitable[T]) -> T:
-    """One step of a call that has several; `earlier` is true if another step was executed."""
+async def after_partial(started: object, step: Awaitable[T]) -> T:
+    """One step of a call that has several; `started` is true if an earlier step was executed."""
     try:
         return await step
     except StoreUnreachable as error:
-        if not earlier:
+        if not started:
             raise
         raise ReplyLost(f"{error}; an earlier part of the call was executed") from error

@@ -40,7 +40,7 @@ from tenure.core.errors import UsageError
 from tenure.core.outcome import Fatal, Retry
 from tenure.core.process import read_head, running
 from tenure.core.redaction import Redaction
-from tenure.egress import Client, EgressError, Limits, RequestRefused, TimedOut, Unguarded
+from tenure.egress import Client, EgressError, Limits, RequestRefused, RequestTimedOut, Unguarded
 from tenure.tasks.model import RunningJob, hide, read, refusal, split_login
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -348,7 +348,7 @@ async def _call(tool: Tool, values: dict[str, str]) -> dict[str, Any]:
     try:
         headers = list((kind | login | tool.headers).items())
         answer = await client.send(tool.method, url, headers=headers, body=content)
-    except TimedOut:
+    except RequestTimedOut:
         raise Retry(None, f"it took longer than its {tool.timeout_s:g} s") from None
     except RequestRefused as error:
         raise Fatal(f"its URL with these arguments cannot be called: {error}") from None

@@ -12,7 +12,9 @@ import asyncio
 import hashlib
 import stat
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,6 +75,52 @@ class RunningJob(Protocol):
         """Publish progress; raises `LeaseLost` if this attempt has lost its lease."""
 
 
+class FfmpegPlaces:
+    """Places for `parallel` ffmpegs at once, of which each requester leaves one to the others.
+
+    An ffmpeg may run for hours, so one place stays free for others even while none of them waits.
+    A free place goes to the requester that holds the fewest, and among equals they take turns. A
+    single place cannot be left to others; it goes to all in the order in which they came. Jobs
+    without a requester may have all places.
+    """
+
+    def __init__(self, parallel: int) -> None:
+        self._parallel = parallel
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], str] = {}
+
+    @asynccontextmanager
+    async def place(self, requester: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it."""
+        who = requester if self._parallel > 1 else ""
+        given = asyncio.get_running_loop().create_future()
+        self._waiting[given] = who
+        self._give()
+        try:
+            await given
+            yield
+        finally:
+            if self._waiting.pop(given, None) is None:  # also if it was given and cancelled at once
+                self._held -= Counter([who])
+                self._give()
+
+    def _give(self) -> None:
+        while self._held.total() < self._parallel:
+            may = [
+                given
+                for given, who in self._waiting.items()
+                if not given.done() and (not who or self._held[who] < self._parallel - 1)
+            ]
+            if not may:
+                return
+            given = min(may, key=lambda each: self._held[self._waiting[each]])
+            who = self._waiting.pop(given)
+            self._held[who] += 1
+            given.set_result(None)
+            for other in [each for each in self._waiting if self._waiting[each] == who]:
+                self._waiting[other] = self._waiting.pop(other)  # behind the other requesters
+
+
 @dataclass(slots=True)
 class Transcoder:
     """Shared by all attempts of a worker; `start` before the first one, `close` at the end."""
@@ -86,7 +134,7 @@ class Transcoder:
     program: Path = field(init=False)
     cage: Cage = field(init=False)
     workspace: Workspace = field(init=False)
-    slots: asyncio.Semaphore = field(init=False)
+    places: FfmpegPlaces = field(init=False)
 
     async def start(self) -> Transcoder:
         """Find ffmpeg and its cage, and remove the folders of dead workers."""
@@ -96,7 +144,7 @@ class Transcoder:
             find_cage, self.program, chosen.readable, chosen.required
         )
         self.workspace = Workspace(self.settings.work_folder).open()
-        self.slots = asyncio.Semaphore(self.settings.parallel)
+        self.places = FfmpegPlaces(self.settings.parallel)
         return self
 
     def close(self) -> None:
@@ -215,7 +263,7 @@ class _Attempt:
             folder_bytes=size + outputs_bytes + _SLACK_BYTES,
         )
         try:
-            async with self.shared.slots:
+            async with self.shared.places.place(self.job.lease.requester):
                 return await self.shared.cage.run(
                     command, folder=self.folder, limits=limits, line=line
                 )

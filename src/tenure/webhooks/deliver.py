@@ -47,7 +47,7 @@ def signal_of(
     headers: Mapping[str, str],
     *,
     attempt: int,
-    chance: float,
+    jitter: float,
     now_s: float,
     retries: RetryPolicies = _RETRIES,
 ) -> Signal | None:
@@ -55,10 +55,10 @@ def signal_of(
     if _OK <= status < _REDIRECT:
         return None
     if status == _TOO_MANY_REQUESTS:
-        return _retry(retries.rate_limited, "429", headers, attempt, chance, now_s)
+        return _retry(retries.rate_limited, "429", headers, attempt, jitter, now_s)
     if status == _GONE:
         return Fatal("the receiver answered 410: it wants no more of these", code="http_410")
-    return _retry(retries.default, str(status), headers, attempt, chance, now_s)
+    return _retry(retries.default, str(status), headers, attempt, jitter, now_s)
 
 
 def _retry(
@@ -66,37 +66,41 @@ def _retry(
     status: str,
     headers: Mapping[str, str],
     attempt: int,
-    chance: float,
+    jitter: float,
     now_s: float,
 ) -> Retry:
     wait_ms = max(
-        delay_ms(policy, attempt, chance), retry_after_ms(headers.get("retry-after", ""), now_s)
+        delay_ms(policy, attempt, jitter), retry_after_ms(headers.get("retry-after", ""), now_s)
     )
     return Retry(wait_ms / 1000, f"the receiver answered {status}", code=f"http_{status}")
 
 
 _PAUSE_S_MAX = 300.0
-_ORIGINS_MAX = 10_000
+_RECEIVERS_MAX = 10_000
 
 
 @dataclass(slots=True)
-class _OriginState:
+class _ReceiverState:
     pause_s: float
     failures: int = 0
     until_s: float = 0.0
 
 
 class CircuitBreaker:
-    """Delays deliveries to origins that have failed several times in a row."""
+    """Delays deliveries to receivers that have failed several times in a row.
+
+    A receiver is a requester and an origin, as in `DeliverySlots`: what one requester's URLs answer
+    says nothing about those of another on the same host.
+    """
 
     def __init__(self, *, failures_min: int = 5, pause_s: float = 10.0) -> None:
         self._failures_min = failures_min
         self._pause_s = pause_s
-        self._states: OrderedDict[str, _OriginState] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str], _ReceiverState] = OrderedDict()
 
-    def wait_s(self, origin: str, now_s: float) -> float:
+    def wait_s(self, receiver: tuple[str, str], now_s: float) -> float:
         """0 if a delivery may be tried now. After a pause, only the first caller gets 0."""
-        state = self._states.get(origin)
+        state = self._states.get(receiver)
         if state is None or state.failures < self._failures_min:
             return 0.0
         if now_s < state.until_s:
@@ -104,25 +108,25 @@ class CircuitBreaker:
         state.until_s = now_s + state.pause_s  # the others wait for the result of this trial
         return 0.0
 
-    def release_trial(self, origin: str, now_s: float) -> None:
+    def release_trial(self, receiver: tuple[str, str], now_s: float) -> None:
         """The trial delivery was snoozed for another reason, so the next one may try."""
-        state = self._states.get(origin)
+        state = self._states.get(receiver)
         if state is not None and state.failures >= self._failures_min:
             state.until_s = now_s
 
-    def record_success(self, origin: str) -> None:
-        """The origin answered."""
-        self._states.pop(origin, None)
+    def record_success(self, receiver: tuple[str, str]) -> None:
+        """The receiver answered."""
+        self._states.pop(receiver, None)
 
-    def record_failure(self, origin: str, now_s: float) -> None:
-        """The origin did not answer, or with a 5xx status."""
-        state = self._states.setdefault(origin, _OriginState(self._pause_s))
+    def record_failure(self, receiver: tuple[str, str], now_s: float) -> None:
+        """The receiver did not answer, or with a 5xx status."""
+        state = self._states.setdefault(receiver, _ReceiverState(self._pause_s))
         state.failures += 1
         if state.failures > self._failures_min:
             state.pause_s = min(state.pause_s * 2, _PAUSE_S_MAX)
         state.until_s = now_s + state.pause_s
-        self._states.move_to_end(origin)
-        if len(self._states) > _ORIGINS_MAX:
+        self._states.move_to_end(receiver)
+        if len(self._states) > _RECEIVERS_MAX:
             self._states.popitem(last=False)
 
 
@@ -203,13 +207,13 @@ class _DeliveryHandler:
 
     async def deliver(self, job: DeliveryJob) -> dict[str, Any]:
         delivery = _outbox_delivery(job.lease)
-        origin = self._check_breaker(job, delivery)
+        receiver = self._check_breaker(job, delivery)
         try:
             async with self.slots.slot(delivery.requester_id, delivery.url):
                 started_s = time.time()
                 answer = await self._send(delivery)
         except Snooze:
-            self.breaker.release_trial(origin, time.time())
+            self.breaker.release_trial(receiver, time.time())
             raise
         except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
@@ -218,19 +222,19 @@ class _DeliveryHandler:
             message = "not delivered: the requester has no webhook secret (yet)"
             raise Retry(wait_ms / 1000, message, code="no_secret") from None
         except EgressError as error:
-            self.breaker.record_failure(origin, time.time())
+            self.breaker.record_failure(receiver, time.time())
             wait_ms = delay_ms(self.retries.default, job.attempt, random.random())
             raise Retry(wait_ms / 1000, f"not delivered: {error}", code=error.code) from None
         now_s = time.time()
         if answer.status >= 500:
-            self.breaker.record_failure(origin, now_s)
+            self.breaker.record_failure(receiver, now_s)
         else:
-            self.breaker.record_success(origin)
+            self.breaker.record_success(receiver)
         signal = signal_of(
             answer.status,
             answer.headers,
             attempt=job.attempt,
-            chance=random.random(),
+            jitter=random.random(),
             now_s=now_s,
             retries=self.retries,
         )
@@ -238,18 +242,18 @@ class _DeliveryHandler:
             raise signal
         return {"status": answer.status, "ms": round((now_s - started_s) * 1000)}
 
-    def _check_breaker(self, job: DeliveryJob, delivery: _WebhookDelivery) -> str:
-        """The origin of the receiver; raises `Snooze` while it fails."""
+    def _check_breaker(self, job: DeliveryJob, delivery: _WebhookDelivery) -> tuple[str, str]:
+        """The receiver of the delivery; raises `Snooze` while it fails."""
         try:
             origin = read_target(delivery.url).origin
         except RequestRefused as error:
             raise Fatal(f"not delivered: {error}", code=error.code) from None
-        now_s = time.time()
-        wait_s = self.breaker.wait_s(origin, now_s)
+        receiver, now_s = (delivery.requester_id, origin), time.time()
+        wait_s = self.breaker.wait_s(receiver, now_s)
         old = now_s * 1000 - job.lease.created_ms > _SNOOZED_MS_MAX
         if wait_s and not (old and job.lease.created_ms):  # an old event is tried anyway
             raise Snooze(wait_s * (1 + random.random() / 4), f"{origin} has been failing")
-        return origin
+        return receiver
 
     async def _send(self, delivery: _WebhookDelivery) -> Response:
         live = await live_keys(self.secrets, delivery.requester_id)

@@ -190,7 +190,7 @@ def _key(secret: str | bytes) -> bytes:
 def _event(body: bytes) -> dict[str, Any]:
     try:
         event = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         raise InvalidWebhook("event_id", "the body is not a JSON object")

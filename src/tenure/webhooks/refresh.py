@@ -125,7 +125,7 @@ class Refresher:
             answer.status,
             answer.headers,
             attempt=max(stored.refreshes, 1),
-            chance=random.random(),
+            jitter=random.random(),
             now_s=time.time(),
         )
         if signal is not None:

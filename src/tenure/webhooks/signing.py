@@ -1,4 +1,8 @@
-"""Signatures of webhooks: HMAC-SHA256 over `timestamp.nonce.raw_body`, and their secrets."""
+"""Signatures of webhooks: HMAC-SHA256 over `timestamp.nonce.raw_body`, and their secrets.
+
+The inbox contract fixes the names of its headers, `x-euterpe-*`; receivers rely on them. With
+`standard`, the `webhook-*` headers of the Standard Webhooks specification are sent beside them.
+"""
 
 from __future__ import annotations
 

@@ -10,12 +10,23 @@ due when its receiver should be free; each delivery gets its own time, so that t
 by one. Deliveries to quick receivers wait here for a free slot.
 
 A receiver that this worker has not called yet may be quick or slow; after a restart all are new.
-New receivers get one trial request each, in the slots that slow receivers leave: all but one for
-one requester, and all but one while there are deliveries to quick receivers. A receiver that has
-not answered its trial after half a second counts as slow. The request goes on if the slow
-receivers have a slot left, otherwise it is cancelled and snoozed. Other deliveries to a new
-receiver wait up to a quarter of a second for its first answer; while other receivers are slow or
-on trial, they are snoozed for a moment instead.
+So its first request is a trial:
+
+    when                                            what happens
+    ----------------------------------------------  ------------------------------------------------
+    a slot is free                                  the trial starts, unless slow receivers and
+                                                    trials would then hold all slots: those of one
+                                                    requester never may, and all together not while
+                                                    there are deliveries to quick receivers
+    it cannot start                                 the delivery waits up to a second, then it is
+                                                    snoozed
+    the trial is answered within half a second      the receiver is quick
+    it is not, and slow receivers have a slot left  the receiver is slow; the request goes on
+    it is not, and they have none left              the receiver is slow; the request is cancelled
+                                                    and the delivery snoozed
+    another delivery to it comes during the trial   it waits up to a quarter of a second for the
+                                                    first answer, then it is snoozed
+    the same, while others are slow or on trial     it is snoozed at once
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     adopt    a claimed lease becomes an attempt: its local deadline runs, the keeper extends it
     begin    the handler of its task runs in the loop, a thread or a process; a job without a
              handler here is handed back (see `settle.UnknownTasks`)
-    judge    what the handler returned or raised becomes an outcome (rules in `core.retry`)
+    decide   what the handler returned or raised becomes an outcome (rules in `core.retry`)
     settle   the outcome joins the next batch
     settled  the store's verdict, or the loss of the lease, is counted
 
@@ -27,9 +27,9 @@ import structlog
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
-from tenure.core.retry import judge
+from tenure.core.retry import decide_outcome
 from tenure.worker.claim import Context, Source
-from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
+from tenure.worker.job import Attempt, Job, StopReason, current_job, lease_facts
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
     Entry,
@@ -48,17 +48,17 @@ log = structlog.get_logger("tenure.worker")
 if sys.version_info >= (3, 12):
 
     def _spawn(
-        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+        run: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
     ) -> asyncio.Task[None]:
         """Start eagerly: a handler that never waits is done before this returns."""
-        return asyncio.Task(life, loop=loop, eager_start=True)
+        return asyncio.Task(run, loop=loop, eager_start=True)
 
 else:
 
     def _spawn(
-        life: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+        run: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
     ) -> asyncio.Task[None]:
-        return loop.create_task(life)
+        return loop.create_task(run)
 
 
 class Executor:
@@ -120,25 +120,25 @@ class Executor:
         timed = False
         for attempt in attempts:
             task = attempt.task
-            if attempt.concluded:
+            if attempt.outcome_chosen:
                 continue
             if attempt.until <= self._clock():
                 attempt.lost = True
                 self.end(attempt, "lost")
             elif task is None:
                 say = partial(attempt.source.report, attempt)
-                self.conclude(attempt, self._unknown.judge(attempt.lease, say))
+                self.conclude(attempt, self._unknown.decide_outcome(attempt.lease, say))
                 self._free(attempt)
             else:
                 attempt.tally.started += 1
                 if self._listeners:
                     self._listeners.tell("active", attempt.job)
                 if self._tracer is None:
-                    runner = _spawn(self._life(attempt, task), loop)
+                    runner = _spawn(self._run(attempt, task), loop)
                 else:
-                    life = partial(self._life, attempt, task)
-                    runner = _spawn(self._tracer.trace(attempt, life), loop)
-                if not attempt.freed:  # an eager task may be done already
+                    run = partial(self._run, attempt, task)
+                    runner = _spawn(self._tracer.trace(attempt, run), loop)
+                if not attempt.slot_freed:  # an eager task may be done already
                     attempt.runner = runner
                 timed = timed or task.timeout_s is not None
         if timed:  # after the first step: handlers that never wait need no timer
@@ -151,18 +151,18 @@ class Executor:
             self.conclude(attempt, Outcome(attempt.lease, "release"))
             self._free(attempt)
 
-    # run, judge ---------------------------------------------------------------------------------
+    # run, decide -------------------------------------------------------------------------------
 
-    async def _life(self, attempt: Attempt, task: Task) -> None:
+    async def _run(self, attempt: Attempt, task: Task) -> None:
         outcome: Outcome | None
         current_job.set(attempt.job)
         attempt.started = self._clock()
         try:
             if task.kind == "async":
-                attempt.begun = True
+                attempt.handler_started = True
                 value = await task.run(attempt.job)
             else:
-                value = await self._pools.run(attempt, task, self._begun)
+                value = await self._pools.run(attempt, task, self._handler_started)
             if task.kind == "process":
                 outcome = value
                 if value.kind == "fail":
@@ -176,17 +176,19 @@ class Executor:
         except GeneratorExit:  # the loop is being torn down
             raise
         except BaseException as error:
-            outcome = self._judge(attempt, task, error)
+            outcome = self._outcome_of_error(attempt, task, error)
         self.conclude(attempt, outcome)
         self._free(attempt)
 
-    def _begun(self, attempt: Attempt) -> None:
+    def _handler_started(self, attempt: Attempt) -> None:
         """A thread or process started the handler: its timeout runs from now."""
         attempt.started = self._clock()
         self._arm(attempt)
 
-    def _judge(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome | None:
-        if attempt.ended:
+    def _outcome_of_error(
+        self, attempt: Attempt, task: Task, error: BaseException
+    ) -> Outcome | None:
+        if attempt.stop_reason:
             return None  # `conclude` chooses the outcome
         if isinstance(error, LeaseLost):
             if error.job_id == attempt.lease.job_id:
@@ -196,20 +198,20 @@ class Executor:
         return self._failed(attempt, task, error)
 
     def _failed(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome:
-        outcome = judge(attempt.lease, error, task.retry, self._rng.random())
+        outcome = decide_outcome(attempt.lease, error, task.retry, self._rng.random())
         return with_custom_backoff(attempt, outcome, error) if outcome.kind == "fail" else outcome
 
     # settle -------------------------------------------------------------------------------------
 
     def conclude(self, attempt: Attempt, outcome: Outcome | None = None) -> None:
         """Choose the outcome, once; if the attempt was ended, by the reason for that."""
-        if attempt.concluded:
+        if attempt.outcome_chosen:
             return
-        if attempt.ended:
-            outcome = self._ended(attempt)
+        if attempt.stop_reason:
+            outcome = self._stopped_outcome(attempt)
         if outcome is not None and not attempt.lost:
-            outcome = attempt.source.fit(attempt, outcome)
-        attempt.concluded = True
+            outcome = attempt.source.replace_nul(attempt, outcome)
+        attempt.outcome_chosen = True
         attempt.ran_s = self._clock() - attempt.started
         if self._quiet is not None:
             self._check_quiet(self._quiet)
@@ -221,9 +223,9 @@ class Executor:
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)
 
-    def _ended(self, attempt: Attempt) -> Outcome | None:
+    def _stopped_outcome(self, attempt: Attempt) -> Outcome | None:
         task = attempt.task
-        match attempt.ended:
+        match attempt.stop_reason:
             case "cancel":
                 return cancelled_outcome(attempt.lease)
             case "shutdown":
@@ -256,7 +258,7 @@ class Executor:
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """Write nothing more for this attempt; its lease expires."""
         attempt.lost = True
-        attempt.kept = False
+        attempt.renewing = False
         attempt.source.forget(attempt)
         log.warning("lease lost", **lease_facts(attempt.lease), reason=reason)
         self._count(attempt, "lost")
@@ -276,9 +278,9 @@ class Executor:
 
     def _free(self, attempt: Attempt) -> None:
         """Free the slot; the handler has ended."""
-        if attempt.freed:
+        if attempt.slot_freed:
             return
-        attempt.freed = True
+        attempt.slot_freed = True
         if attempt.timer is not None:
             attempt.end_timer()
         attempt.runner = None
@@ -289,24 +291,24 @@ class Executor:
 
     def _arm_all(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
-            if not attempt.concluded and attempt.task and attempt.task.kind == "async":
+            if not attempt.outcome_chosen and attempt.task and attempt.task.kind == "async":
                 self._arm(attempt)
 
     def _arm(self, attempt: Attempt) -> None:
         """Start the timer of its timeout."""
         timeout_s = attempt.task.timeout_s if attempt.task else None
-        if timeout_s is not None and not attempt.ended and attempt.timer is None:
+        if timeout_s is not None and not attempt.stop_reason and attempt.timer is None:
             loop = asyncio.get_running_loop()
             attempt.timer = loop.call_later(timeout_s, self.end, attempt, "timeout")
 
-    def end(self, attempt: Attempt, why: Ending) -> None:
+    def end(self, attempt: Attempt, why: StopReason) -> None:
         """Stop an attempt; a later reason changes nothing, unless the lease is lost."""
-        if attempt.concluded or (attempt.ended and why != "lost"):
+        if attempt.outcome_chosen or (attempt.stop_reason and why != "lost"):
             return
-        was_stopping = attempt.ended != ""
-        attempt.ended = why
+        was_stopping = attempt.stop_reason != ""
+        attempt.stop_reason = why
         self._watch.tell("ended")
-        if not attempt.begun:  # the handler has not started and will not
+        if not attempt.handler_started:  # the handler has not started and will not
             runner = attempt.runner
             self.conclude(attempt)
             self._free(attempt)
@@ -324,7 +326,7 @@ class Executor:
 
     def _abandon(self, attempt: Attempt) -> None:
         attempt.timer = None
-        if attempt.freed:
+        if attempt.slot_freed:
             return
         self.conclude(attempt)
         self._watch.tell("abandoned")
@@ -332,16 +334,16 @@ class Executor:
         log.error(
             "a handler does not stop; abandoned",
             **lease_facts(attempt.lease),
-            why=attempt.ended,
+            why=attempt.stop_reason,
             slot="taken until its thread returns" if in_thread else "free",
         )
         if not in_thread:
             self._free(attempt)
 
-    def end_unbegun(self) -> None:
+    def end_unstarted(self) -> None:
         """Hand back the jobs that wait for a thread or a process."""
         for attempt in list(self.running):
-            if not attempt.begun and attempt.runner is not None:
+            if not attempt.handler_started and attempt.runner is not None:
                 self.end(attempt, "shutdown")
 
     def quiet(self) -> asyncio.Event:
@@ -351,7 +353,7 @@ class Executor:
         return self._quiet
 
     def _check_quiet(self, quiet: asyncio.Event) -> None:
-        if all(attempt.concluded for attempt in self.running):
+        if all(attempt.outcome_chosen for attempt in self.running):
             quiet.set()
 
 

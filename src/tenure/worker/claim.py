@@ -18,7 +18,7 @@ from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
-from tenure.worker.job import Attempt, Ending
+from tenure.worker.job import Attempt, StopReason
 from tenure.worker.settle import (
     Backoff,
     Entry,
@@ -46,16 +46,17 @@ class QueueSlots:
     """The slots of one queue; `in_use` counts running jobs and claims in flight.
 
     `claim_max` is the most leases that one claim returns, `most` the most slots that the queue may
-    have (0: all). `hungry`: the last claim returned all it asked for. `idle`: it returned none.
+    have (0: all). `wants_more`: the last claim returned all it asked for, so more jobs are likely
+    to wait. `idle`: it returned none.
     """
 
-    __slots__ = ("claim_max", "hungry", "idle", "in_use", "most", "waiter")
+    __slots__ = ("claim_max", "idle", "in_use", "most", "waiter", "wants_more")
 
     def __init__(self, claim_max: int, most: int) -> None:
         self.claim_max = claim_max
         self.most = most
         self.in_use = 0
-        self.hungry = False
+        self.wants_more = False
         self.idle = False
         self.waiter: asyncio.Future[None] | None = None
 
@@ -64,8 +65,8 @@ class Slots:
     """All slots of a worker, shared fairly by its queues. `take` waits for some, `give` frees them.
 
     Every queue has a right to an equal part. A queue may borrow free slots beyond that, but not
-    those that a hungry queue still has a right to. An idle queue keeps one slot for its waiting
-    claim, so that a busy queue cannot starve it.
+    those that a queue with more jobs waiting still has a right to. An idle queue keeps one slot for
+    its waiting claim, so that a busy queue cannot starve it.
     """
 
     def __init__(self, total: int, *, batch_max: int) -> None:
@@ -108,7 +109,7 @@ class Slots:
         if len(self._queues) == 1:
             return min(free, most)
         fair = max(1, self.total // len(self._queues))
-        others = [each for each in self._queues if each is not queue and each.hungry]
+        others = [each for each in self._queues if each is not queue and each.wants_more]
         owed = sum(max(0, min(fair, each.most or fair) - each.in_use) for each in others)
         limit = min(free, max(fair - queue.in_use, free - owed), most)
         return min(limit, 1) if queue.idle else max(limit, 0)
@@ -210,7 +211,7 @@ class Source:
         *,
         settled: Callable[[Sequence[Entry], Sequence[Verdict]], None],
         dropped: Callable[[Entry, Exception], None],
-        end: Callable[[Attempt, Ending], None],
+        end: Callable[[Attempt, StopReason], None],
     ) -> None:
         self.name = name
         self.queue = queue
@@ -272,7 +273,7 @@ class Source:
                 "record_quarantined", queue=self.name, job_id=record.job_id, reason=record.reason
             )
 
-    async def keep_up(self) -> None:
+    async def run_upkeep(self) -> None:
         """Run upkeep at once, which is the first contact too, then every `upkeep_ms`, jittered."""
         while True:
             try:
@@ -298,8 +299,8 @@ class Source:
 
     # outcomes and reports -----------------------------------------------------------------------
 
-    def fit(self, attempt: Attempt, outcome: Outcome) -> Outcome:
-        """The outcome as this store can hold it; a line in the job's log says if it was changed."""
+    def replace_nul(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """The outcome without NUL, if the store refuses it; a line in the job's log says so."""
         if self.features.holds_nul:
             return outcome
         fitted = nul_free(outcome)
@@ -311,7 +312,7 @@ class Source:
         """Send an outcome, after the attempt's reports."""
         entry = Entry(attempt, outcome)
         if attempt.unsent:
-            attempt.parked = entry
+            attempt.pending_outcome = entry
         else:
             self.settles.add(entry)
 
@@ -320,7 +321,7 @@ class Source:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if report.payload and not self.features.replaces_payload:
             raise UsageError(f"a handler cannot replace the payload of a job of {self.name}")
-        if attempt.concluded or attempt.lost:
+        if attempt.outcome_chosen or attempt.lost:
             written.set_exception(LeaseLost(attempt.lease.job_id, "this attempt is over"))
             written.exception()  # else asyncio logs it if it is never awaited
             return written
@@ -349,10 +350,10 @@ class Source:
             else:
                 written.set_exception(error)
                 written.exception()
-        if attempt.parked is not None and not attempt.unsent:
-            self.settles.add(attempt.parked)
-            attempt.parked = None
-        if isinstance(error, LeaseLost) and attempt in self.attempts and not attempt.concluded:
+        if attempt.pending_outcome is not None and not attempt.unsent:
+            self.settles.add(attempt.pending_outcome)
+            attempt.pending_outcome = None
+        if isinstance(error, LeaseLost) and attempt in self.attempts and not attempt.outcome_chosen:
             attempt.lost = True
             self.loop.call_soon(self._end, attempt, "lost")
 
@@ -381,11 +382,11 @@ class RunsAttempts(Protocol):
         """Start the handlers."""
 
 
-class Claimer:
+class ClaimLoop:
     """Claims for one queue, one call at a time.
 
-    `dry_at` is the `Watch.activity` when the last empty claim was sent. While `in_claim`, the loop
-    must not be cancelled: the store may be handing out leases.
+    `last_empty_claim` is the `Watch.activity` when the last empty claim was sent. While `in_claim`,
+    the loop must not be cancelled: the store may be handing out leases.
     """
 
     def __init__(
@@ -408,7 +409,7 @@ class Claimer:
         self._refusals = 0
         self.stopping = False
         self.in_claim = False
-        self.dry_at = -1
+        self.last_empty_claim = -1
 
     async def run(self) -> None:
         """Claim until `stopping`; leases that arrive after that are handed back."""
@@ -429,11 +430,11 @@ class Claimer:
             if leases is None:
                 await asyncio.sleep(self._backoff.pause_s())
                 continue
-            queue.hungry, queue.idle = len(leases) >= limit, not leases
+            queue.wants_more, queue.idle = len(leases) >= limit, not leases
             if leases:
-                await self._hand_over(leases, sent, more=queue.hungry)
+                await self._hand_over(leases, sent, more=queue.wants_more)
             else:
-                self.dry_at = seen
+                self.last_empty_claim = seen
                 self._watch.tell("dry")
                 await self._pause(sent)
 
@@ -500,7 +501,7 @@ class Claimer:
     async def _pause(self, sent: float) -> None:
         """Do not spin on a store that answers "empty" or "paused" without waiting."""
         if self._settings.burst:
-            if self._watch.activity == self.dry_at:
+            if self._watch.activity == self.last_empty_claim:
                 await self._watch.next_activity(timeout_s=self._settings.claim_wait_ms / 1000)
             return
         waited_ms = (self._clock() - sent) * 1000

@@ -22,25 +22,27 @@ TERMINAL_TYPES = frozenset(
 )
 """Events that end a job's stream: only a settled outcome may write them."""
 
-Ending = Literal["", "lost", "cancel", "timeout", "shutdown"]
-"""Why an attempt was ended from outside: its lease was lost, a cancel was requested, its timeout
+StopReason = Literal["", "lost", "cancel", "timeout", "shutdown"]
+"""Why an attempt is stopped from outside: its lease was lost, a cancel was requested, its timeout
 passed, the worker stops. From then on the handler's return value or exception is ignored."""
 
 
 class Attempt(msgspec.Struct, eq=False):
     """One lease, from claim to verdict. `task` is None if this worker has no handler for it.
 
-    Two threads share it. The keeper's writes `lease`, `until`, `lost` and `kept`, the worker's loop
-    all the rest. Each write sets one attribute, so no lock is needed.
+    Two threads share it. The keeper's thread writes `lease`, `until`, `lost` and `renewing`, the
+    worker's loop all the rest. Each write sets one attribute, so no lock is needed.
 
-    until        local deadline, on our clock: from then on another worker may own the job. It
-                 counts from when the last confirmed claim or extend was *sent*
-    kept         the keeper extends the lease; when off, the lease is left to expire
-    begun        the handler was really started
-    concluded    the outcome is chosen, once and for all
-    freed        the slot is free again; for a thread that cannot be stopped this is later
-    unsent       reports not yet written; the outcome waits for them in `parked`
-    source, job  set by the modules `source` and `attempt`, which import this one
+    until            local deadline, on our clock: from then on another worker may own the job. It
+                     counts from when the last confirmed claim or extend was *sent*
+    renewing         the keeper extends the lease; when off, the lease is left to expire
+    stop_reason      why the attempt is stopped from outside; empty if it is not
+    handler_started  the handler was really started
+    outcome_chosen   the outcome is chosen, once and for all
+    slot_freed       the slot is free again; for a thread that cannot be stopped this is later
+    unsent           how many reports are not written yet; the outcome waits for them
+    pending_outcome  that outcome, as the `Entry` to be settled
+    source, job      set by the modules `claim` and `attempt`, which import this one
     """
 
     lease: Lease
@@ -51,17 +53,17 @@ class Attempt(msgspec.Struct, eq=False):
     job: Any = None
     tally: Tally = msgspec.field(default_factory=lambda: Tally("", ""))
     lost: bool = False
-    kept: bool = True
-    ended: Ending = ""
-    begun: bool = False
-    concluded: bool = False
-    freed: bool = False
+    renewing: bool = True
+    stop_reason: StopReason = ""
+    handler_started: bool = False
+    outcome_chosen: bool = False
+    slot_freed: bool = False
     asked_to_cancel: bool = False
     ran_s: float = 0.0
     unsent: int = 0
     runner: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
-    parked: Any = None
+    pending_outcome: Any = None
     outcome: Outcome | None = None
 
     def end_timer(self) -> None:
@@ -157,7 +159,7 @@ class Job(msgspec.Struct, eq=False):
     @property
     def cancelled(self) -> bool:
         """True when this attempt is over: stop soon, without further effects."""
-        return self._attempt.lost or self._attempt.ended != ""
+        return self._attempt.lost or self._attempt.stop_reason != ""
 
     @property
     def deadline(self) -> float | None:

@@ -19,7 +19,7 @@ from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
 from tenure.core.seam import Queue
 from tenure.worker.claim import Contact, Context, Opener, Source
-from tenure.worker.job import Attempt, Ending
+from tenure.worker.job import Attempt, StopReason
 
 _EXTEND_BATCH_MAX = 500
 
@@ -35,7 +35,7 @@ class Keeper:
         source: Source,
         context: Context,
         *,
-        end: Callable[[Attempt, Ending], None],
+        end: Callable[[Attempt, StopReason], None],
         tell: Callable[[str, int], None],
     ) -> None:
         self._source = source
@@ -89,7 +89,9 @@ class Keeper:
         ) in self._source.attempts.copy():  # copied in one step: the loop's thread changes it
             if attempt.until <= now:
                 self._lose(attempt)
-            elif attempt.kept and now - (attempt.until - attempt.lease.lease_ms / 1000) >= half_s:
+            elif (
+                attempt.renewing and now - (attempt.until - attempt.lease.lease_ms / 1000) >= half_s
+            ):
                 due.append(attempt)
         return due
 
@@ -112,9 +114,9 @@ class Keeper:
 
     def _apply(self, attempt: Attempt, answer: Lease | LeaseLost, sent: float) -> None:
         if isinstance(answer, LeaseLost):
-            if attempt.concluded:
+            if attempt.outcome_chosen:
                 # Its own settle may have ended it; the flusher finds out before the deadline.
-                attempt.kept = False
+                attempt.renewing = False
             else:
                 self._lose(attempt)
             return
@@ -125,10 +127,10 @@ class Keeper:
             self._end(attempt, "cancel")
 
     def _lose(self, attempt: Attempt) -> None:
-        if attempt.concluded or attempt.lost:
+        if attempt.outcome_chosen or attempt.lost:
             return
         attempt.lost = True
-        attempt.kept = False
+        attempt.renewing = False
         self._end(attempt, "lost")
 
 

@@ -34,7 +34,7 @@ from tenure.core.errors import LeaseLost, StoreError, TenureError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, OutcomeKind, Until
 from tenure.core.process import popen, signal_group
-from tenure.core.retry import RetryPolicy, judge
+from tenure.core.retry import RetryPolicy, decide_outcome
 from tenure.worker.config import Capacity
 from tenure.worker.job import WRITTEN, Attempt, Job, current_job
 from tenure.worker.settle import ProcessDied, completed_outcome
@@ -110,14 +110,14 @@ _HEADER = struct.Struct("!I")
 
 
 class _Call(msgspec.Struct, frozen=True, tag=True):
-    """Run this handler. `where` is module, file and qualified name; `chance` is for `judge`."""
+    """Run this handler. `where` is module, file and qualified name, `jitter` for a retry delay."""
 
     where: tuple[str, str, str]
     lease: Lease
     worker_id: str
     timeout_s: float | None
     retry: RetryPolicy | None
-    chance: float
+    jitter: float
     opts: bytes
 
 
@@ -139,7 +139,7 @@ class _Reported(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Ended(msgspec.Struct, frozen=True, tag=True):
-    """The outcome, judged in the child, where the exception is."""
+    """The outcome, decided in the child, where the exception is."""
 
     kind: OutcomeKind
     result: bytes
@@ -228,7 +228,7 @@ def _run_handler(call: _Call, wire: _Wire) -> Outcome:
     except LeaseLost:
         return Outcome(call.lease, "release")  # the worker knows and writes nothing
     except BaseException as error:
-        return judge(call.lease, error, call.retry, call.chance)
+        return decide_outcome(call.lease, error, call.retry, call.jitter)
 
 
 def _log_line(wire: _Wire, attempt: Attempt, news: Report) -> None:
@@ -331,8 +331,8 @@ class _ProcessPool:
         attempt: Attempt,
         task: Task,
         worker_id: str,
-        chance: float,
-        begun: Callable[[Attempt], None],
+        jitter: float,
+        on_start: Callable[[Attempt], None],
     ) -> Outcome:
         """Run the handler in a child; cancelling this kills the child."""
         async with self._free:
@@ -342,9 +342,9 @@ class _ProcessPool:
                 # MessagePack has no integers beyond 64 bits.
                 lease = msgspec.structs.replace(attempt.lease, extra=None)
                 opts = json.dumps(attempt.job.opts).encode()
-                call = (task.where, lease, worker_id, task.timeout_s, task.retry, chance, opts)
+                call = (task.where, lease, worker_id, task.timeout_s, task.retry, jitter, opts)
                 child.send(_Call(*call))
-                outcome = await _follow_child(child, attempt, begun)
+                outcome = await _follow_child(child, attempt, on_start)
             except BaseException:
                 self._discard(child)
                 raise
@@ -380,14 +380,14 @@ class _ProcessPool:
 
 
 async def _follow_child(
-    child: _Child, attempt: Attempt, begun: Callable[[Attempt], None]
+    child: _Child, attempt: Attempt, on_start: Callable[[Attempt], None]
 ) -> Outcome:
     """Handle the messages of a child until its handler has ended."""
     while True:
         match await child.receive():
             case _Begun():
-                attempt.begun = True
-                begun(attempt)
+                attempt.handler_started = True
+                on_start(attempt)
             case _Reported(report):
                 news = msgspec.structs.replace(report, lease=attempt.lease)
                 try:
@@ -416,12 +416,12 @@ class HandlerPools:
         self._threads.limit = capacity.threads
         self._processes.resize(capacity.processes)
 
-    async def run(self, attempt: Attempt, task: Task, begun: Callable[[Attempt], None]) -> Any:
+    async def run(self, attempt: Attempt, task: Task, on_start: Callable[[Attempt], None]) -> Any:
         """The handler's value (thread) or its outcome (process)."""
         if task.kind == "process":
-            chance = self._rng.random()
-            return await self._processes.call(attempt, task, self._worker_id, chance, begun)
-        return await self._threads.call(_in_thread(attempt, task, begun))
+            jitter = self._rng.random()
+            return await self._processes.call(attempt, task, self._worker_id, jitter, on_start)
+        return await self._threads.call(_in_thread(attempt, task, on_start))
 
     def close(self) -> None:
         """Kill the children and end idle threads; a thread in a handler cannot be stopped."""
@@ -439,18 +439,20 @@ def report_from_thread(attempt: Attempt, report: Report) -> Awaitable[None]:
     return WRITTEN
 
 
-def _in_thread(attempt: Attempt, task: Task, begun: Callable[[Attempt], None]) -> Callable[[], Any]:
+def _in_thread(
+    attempt: Attempt, task: Task, on_start: Callable[[Attempt], None]
+) -> Callable[[], Any]:
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
     job = attempt.job
 
     def call() -> Any:
-        # Write `begun`, then read `ended`. `Executor.end` does it in the opposite order, so at
-        # least one of the two sees the other.
-        attempt.begun = True
-        if attempt.ended:
+        # Write `handler_started`, then read `stop_reason`. `Executor.end` does it in the opposite
+        # order, so at least one of the two sees the other.
+        attempt.handler_started = True
+        if attempt.stop_reason:
             return None
-        loop.call_soon_threadsafe(begun, attempt)
+        loop.call_soon_threadsafe(on_start, attempt)
         return context.run(task.run, job)
 
     return call

@@ -4,7 +4,7 @@ What finishes while one call is in flight is sent together in the next one. An i
 at once; under load its batches grow up to a limit. If the store works on several batches at once, a
 full batch need not wait for the one before it. An item is done when the store has answered it:
 
-    store away, reply lost   the same batch is sent again after a jittered pause, until each lease's
+    unreachable, reply lost  the same batch is sent again after a jittered pause, until each lease's
                              local deadline has passed; then the item is dropped as lost
     store answers an error   the batch is bisected until the poisoned items are alone, so that the
                              others pass; they are tried a few more times, then dropped: the lease
@@ -209,7 +209,7 @@ class UnknownTasks:
         self._jobs: dict[tuple[str, str], _HandedBack] = {}
         self._logged: dict[str, float] = {}
 
-    def judge(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
+    def decide_outcome(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
         """Hand the job back with a delay, or fail it; the first time the job's log says so."""
         now = self._clock()
         name = (lease.queue, lease.job_id)

@@ -1,6 +1,6 @@
 """The worker: starts the parts that serve its queues, and stops them in order.
 
-`claim` takes as many leases as `source` has free slots. `attempt` runs the handler of each, in the
+`claim` takes as many leases as there are free slots. `attempt` runs the handler of each, in the
 loop or in `pools`. `settle` sends outcomes in batches. Meanwhile `keeper` extends the leases. A
 worker stops in two steps:
 
@@ -29,10 +29,10 @@ from prometheus_client import CollectorRegistry
 
 from tenure.core.errors import TenureError, UsageError
 from tenure.worker.attempt import Executor
-from tenure.worker.claim import Claimer, Context, Opener, Slots, Source, opener_of
+from tenure.worker.claim import ClaimLoop, Context, Opener, Slots, Source, opener_of
 from tenure.worker.config import Settings, capacity, identity
 from tenure.worker.events import EventName, Listener, Listeners, Metrics, Notifier, Watch
-from tenure.worker.job import Attempt, Ending
+from tenure.worker.job import Attempt, StopReason
 from tenure.worker.keeper import Keeper, KeeperThread
 from tenure.worker.pools import HandlerPools
 from tenure.worker.task import Task, Tasks, is_child
@@ -49,7 +49,7 @@ class _Service(msgspec.Struct, frozen=True, eq=False):
     opener: Opener
     source: Source
     keeper: Keeper
-    claimer: Claimer
+    claimer: ClaimLoop
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class Worker:
         self._notifier = Notifier(self.settings.notify_socket)
         self._services: list[_Service] = []
         self._loops: list[asyncio.Task[None]] = []
-        self._claimers: dict[Claimer, asyncio.Task[None]] = {}
+        self._claimers: dict[ClaimLoop, asyncio.Task[None]] = {}
         self._keeper_thread: KeeperThread | None = None
         self._listeners = Listeners()
         self._drained = True
@@ -174,7 +174,7 @@ class Worker:
         """Stop as if the process had been killed: nothing more is written."""
         self.state = "aborted"
         for attempt in list(self._executor.running):
-            attempt.concluded = True
+            attempt.outcome_chosen = True
             attempt.end_timer()
             if attempt.runner is not None:
                 attempt.runner.cancel()
@@ -251,7 +251,7 @@ class Worker:
             tell=self._tell_from_thread if threaded else self.watch.tell,
         )
         nudge = partial(self._nudge, keeper)
-        claimer = Claimer(source, self._executor, self._context, nudge)
+        claimer = ClaimLoop(source, self._executor, self._context, nudge)
         return _Service(opener, source, keeper, claimer)
 
     async def _start(self) -> None:
@@ -270,7 +270,7 @@ class Worker:
             await self._promote_due()
         for service in self._services:
             source = service.source
-            for each in (source.settles.run(), source.reports.run(), source.keep_up()):
+            for each in (source.settles.run(), source.reports.run(), source.run_upkeep()):
                 self._spawn(each)
             self._claimers[service.claimer] = self._spawn(service.claimer.run())
         if self.settings.watchdog_ms:
@@ -333,7 +333,7 @@ class Worker:
         else:
             keeper.nudge()
 
-    def _end_from_thread(self, attempt: Attempt, why: Ending) -> None:
+    def _end_from_thread(self, attempt: Attempt, why: StopReason) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._executor.end, attempt, why)
 
@@ -357,7 +357,7 @@ class Worker:
     def _stop_when_empty(self) -> None:
         """End a burst if claims sent after the last activity were empty and nothing runs."""
         seen = self.watch.activity
-        dry = all(service.claimer.dry_at == seen for service in self._services)
+        dry = all(service.claimer.last_empty_claim == seen for service in self._services)
         if dry and not any(service.source.attempts for service in self._services):
             self._stopping.request()
 
@@ -470,7 +470,7 @@ async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> b
 
 
 async def drain(
-    claimers: Mapping[Claimer, asyncio.Task[None]],
+    claimers: Mapping[ClaimLoop, asyncio.Task[None]],
     executor: Executor,
     context: Context,
     stopping: Stopping,
@@ -485,7 +485,7 @@ async def drain(
         if not claimer.in_claim:
             running.cancel()
     context.slots.close()
-    executor.end_unbegun()
+    executor.end_unstarted()
     await _end_claims(list(claimers.values()), stopping, settings.claim_wait_ms)
     quiet = executor.quiet()
     left_s = max(0.0, deadline - loop.time())

@@ -14,7 +14,7 @@ from tests.chaos.sim.planted import PLANTED
 from tests.chaos.sim.world import simulate
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS = 2_000
+SEEDS = 1_000
 CHUNK = 50
 PLANTED_SEEDS_MAX = 200
 

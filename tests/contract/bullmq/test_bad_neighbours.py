@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.contracts.bullmq.claim import Claimer
+from tenure.contracts.bullmq.claim import BullmqClaimer
 from tenure.core.errors import InvalidJob
 from tenure.core.job import NewJob
 from tenure.core.outcome import COMPLETED, Failure, Outcome
@@ -229,7 +229,7 @@ async def test_a_claim_after_a_lost_answer_hands_out_jobs_whose_fields_are_no_nu
 ) -> None:
     ids = await healthy(bench, 3)
     queue = bench.queue()
-    claimer: Claimer = queue._claimer
+    claimer: BullmqClaimer = queue._claimer
     await claimer._run_claim(3)
     claimer._reply_lost = True
     bench.raw.hset(bench.key(ids[1]), field, value)

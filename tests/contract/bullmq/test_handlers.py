@@ -164,7 +164,7 @@ async def test_without_a_limiter_only_the_job_itself_waits(bench: Bench) -> None
     producer, queue = bench.producer(), bench.queue()
     await producer.add_bulk([("work", {}, {}), ("work", {}, {})])
     (lease,) = await queue.claim(1, wait_ms=0)
-    rest = Outcome(lease, "snooze", delay_ms=60_000, until="rest")
+    rest = Outcome(lease, "snooze", delay_ms=60_000, until="rate_limit")
     (verdict,) = await queue.settle([rest])
     assert isinstance(verdict, Retried)
     assert await queue.settle([rest]) == [verdict]

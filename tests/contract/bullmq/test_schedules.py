@@ -168,5 +168,10 @@ def test_a_pattern_that_is_none_says_so(pattern: str) -> None:
         schedulers.parse(pattern)
 
 
+def test_a_seed_without_end_is_refused_and_not_hashed() -> None:
+    with pytest.raises(UsageError, match="cron pattern: a seed"):
+        schedulers.parse("H * * * *", seed="x" * 1_000_000)
+
+
 def _ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp()) * MS

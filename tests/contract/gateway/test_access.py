@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tenure.core.endpoint import Caller
 from tenure.core.errors import UsageError
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.keys import MemoryKeyRing
@@ -214,11 +215,27 @@ async def test_a_ticket_runs_out() -> None:
     now = [1_000]
     ring = MemoryKeyRing(clock_ms=lambda: now[0])
     _, _ = await ring.create(ALL, "x")
-    from tenure.core.endpoint import Caller
-
     ticket = await ring.issue(Caller("k"))
     now[0] += 60_001
     assert await ring.redeem(ticket) is None
+
+
+async def test_a_damaged_ticket_and_a_key_under_the_id_of_another_are_refused(
+    site: Site, keys: Keys
+) -> None:
+    """Another program can write both into Redis."""
+    web = await site.web(anonymous=False)
+    redis = site.redis
+    ticket = await keys.ring.issue(Caller("k"))
+    (name,) = await redis.call("KEYS", f"{site.ns}*:ticket:*")
+    await redis.call("SET", name, '{"req')
+    is_problem(await web.get(f"/v1/jobs?ticket={ticket}"), 401, "bad_key")
+    one, _ = await keys.ring.create(["jobs:read"], "one")
+    other, text = await keys.ring.create(["jobs:read"], "other")
+    (name,) = await redis.call("KEYS", f"{site.ns}*:keys")
+    raw = await redis.call("HGET", name, other.id)
+    await redis.call("HSET", name, other.id, raw.replace(other.id.encode(), one.id.encode()))
+    is_problem(await web.get("/v1/jobs", authorization=f"Bearer {text}"), 401, "bad_key")
 
 
 @pytest.mark.clause("S-51")

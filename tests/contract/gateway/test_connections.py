@@ -126,6 +126,20 @@ async def test_trailers_without_end_end_their_connection(site: Site) -> None:
     writer.close()
 
 
+async def test_a_trailer_is_no_header(site: Site) -> None:
+    """A proxy checks the headers that say who the user is; trailers may pass it."""
+    web = await site.web(anonymous=False)
+    ring = open_keyring(site.url())
+    _, key = await ring.create(["admin"], "boss")
+    await ring.close()
+    assert (await web.get("/v1/jobs", authorization=f"Bearer {key}")).status == 200
+    head = web.head("GET", "/v1/jobs", None, {"transfer-encoding": "chunked"})
+    reader, writer = await web.connect()
+    writer.write(head + f"0\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
+    assert (await read_reply(reader)).status == 401
+    writer.close()
+
+
 async def test_requests_that_are_no_http_do_not_fill_the_log(
     web: Web, caplog: pytest.LogCaptureFixture
 ) -> None:

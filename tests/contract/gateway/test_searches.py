@@ -120,12 +120,18 @@ async def test_a_key_has_a_bounded_number_of_searches_at_once(
     gateway = await site.gateway()
     web, (queue,) = Web(gateway.url), gateway.gateway.queues
 
+    found: list[int] = []
+
+    found: list[int] = []
+
     async def find(*_: object, **__: object) -> None:
+        found.append(1)
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
         patched.setattr(queue.ledger, "find", find)
         writers = await began(web, _DEEP, _CLIENTS)
+        await until(lambda: len(found) == _CLIENTS, "each has its place")
         reply = await web.get(_DEEP)
         assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
         assert reply.headers["retry-after"] == "1"
@@ -143,9 +149,11 @@ async def test_lists_of_jobs_have_the_places_of_searches_and_end_with_their_clie
 ) -> None:
     gateway = await site.gateway()
     web, (queue,) = Web(gateway.url), gateway.gateway.queues
+    found: list[int] = []
     cancelled: list[int] = []
 
     async def find(*_: object, **__: object) -> None:
+        found.append(1)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -155,6 +163,7 @@ async def test_lists_of_jobs_have_the_places_of_searches_and_end_with_their_clie
     with monkeypatch.context() as patched:
         patched.setattr(queue.ledger, "find", find)
         writers = await began(web, "/v1/jobs", _CLIENTS)
+        await until(lambda: len(found) == _CLIENTS, "each has its place")
         reply = await web.get("/v1/jobs")
         assert (reply.status, reply.json["code"]) == (429, "too_many_searches"), reply
         assert reply.headers["retry-after"] == "1"

@@ -103,7 +103,7 @@ async def events(queue: Queue, requester: str, url: str, count: int = 1) -> None
         left -= len(leases)
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(120)
 @pytest.mark.clause("I-49")
 @pytest.mark.options(lease_ms=30_000)
@@ -129,7 +129,7 @@ async def test_forty_events_to_slow_receivers_delay_no_healthy_one(
     assert receiver.slow > 2  # the slow ones go on, too
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(120)
 @pytest.mark.clause("I-49")
 @pytest.mark.options(lease_ms=30_000)

@@ -297,10 +297,10 @@ class Looks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def run(self, table: str, operation: str, *batch: Any, **takes: Any) -> Any:
+    async def run(self, table: str, operation: str, *batch: Any, **params: Any) -> Any:
         if operation == "claim":
             self.at_s.append(time.monotonic())
-        return await self._engine.run(table, operation, *batch, **takes)
+        return await self._engine.run(table, operation, *batch, **params)
 
 
 @pytest.mark.clause("I-22", "I-36")

@@ -16,6 +16,7 @@ from tenure.core.seam import Queue
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.limits import Quota
 from tenure.sql.sql_ledger import SqlLedger
+from tests.contract.inbox.conftest import RawSql
 from tests.contract.inbox_stage import InboxStage
 
 
@@ -92,6 +93,42 @@ async def test_a_key_may_have_a_number_of_its_own(inbox: InboxStage, workers: li
     assert quotas[ids[0]] == Quota(transcodes=2)
     for key_id in ids:
         assert await ring.revoke(key_id)
+    await ring.close()
+
+
+@pytest.mark.raw_writes
+@pytest.mark.options(lease_ms=30_000)
+@pytest.mark.parametrize(
+    "quota",
+    ['{"transcodes":', '{"transcodes":1,}', '{"transcodes":"x"}', '{"transcodes":-9}', "[[", ""],
+)
+async def test_a_quota_that_cannot_be_read_counts_as_none(
+    inbox: InboxStage, workers: list[Queue], sql: RawSql, quota: str
+) -> None:
+    """It made every claim fail, of all requesters."""
+    ring = open_keyring(inbox.url)
+    key = (await ring.create(("jobs:write",), "damaged"))[0].id
+    await sql("UPDATE api_keys SET quota = ? WHERE key_id = ?", quota, key)
+    await workers[0].submit(of(key, 20) + of("other", 3))
+    assert counted(await all_claimed(workers[0])) == {key: 4, "other": 3}
+    assert counted(await all_claimed(workers[1])) == {key: 2}, "6 of all workers, by the settings"
+    await sql("DELETE FROM api_keys WHERE key_id = ?", key)
+    await ring.close()
+
+
+@pytest.mark.options(lease_ms=30_000)
+@pytest.mark.parametrize(
+    "quota", ['{"transcodes":5}', ' { "depth" : 7 , "transcodes" : 5, "rate_per_s": 1.5e+0 } ']
+)
+async def test_a_quota_is_read_however_it_is_spaced(
+    inbox: InboxStage, workers: list[Queue], sql: RawSql, quota: str
+) -> None:
+    ring = open_keyring(inbox.url)
+    key = (await ring.create(("jobs:write",), "spaced"))[0].id
+    await sql("UPDATE api_keys SET quota = ? WHERE key_id = ?", quota, key)
+    await workers[0].submit(of(key, 20))
+    assert len(await all_claimed(workers[0]) + await all_claimed(workers[1])) == 5
+    assert await ring.revoke(key)
     await ring.close()
 
 

@@ -255,10 +255,10 @@ class CutOff:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def run(self, table: str, operation: str, *batch: Any, **takes: Any) -> Any:
+    async def run(self, table: str, operation: str, *batch: Any, **params: Any) -> Any:
         if operation == "decide":
             raise StoreUnreachable("the store is away")
-        return await self._engine.run(table, operation, *batch, **takes)
+        return await self._engine.run(table, operation, *batch, **params)
 
 
 @pytest.mark.clause("I-6", "I-20")

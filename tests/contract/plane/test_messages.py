@@ -105,6 +105,23 @@ async def test_what_redis_forgot_is_sent_again(
 
 
 @pytest.mark.clause("P-4")
+@pytest.mark.parametrize("group", ["other", GROUP])
+@pytest.mark.parametrize("last", [f"{2**64 - 1}-1", f"{2**64 - 1}-{2**64 - 1}"])
+async def test_a_group_that_another_program_set_to_the_end_of_time_does_not_end_the_upkeep(
+    site: Site, redis_options: dict[str, object], group: str, last: str
+) -> None:
+    web = await site.web(**redis_options, resend_ms=100)
+    redis = site.kept(Redis(str(redis_options["redis"])))
+    await enqueue(web)
+    key = f"{redis_options['namespace']}jobs"
+    how = "SETID" if group == GROUP else "CREATE"
+    await redis.call("XGROUP", how, key, group, last)
+    await asyncio.sleep(0.15)  # the sweeper goes by age
+    await verb(web, "upkeep")
+    await verb(web, "upkeep")
+
+
+@pytest.mark.clause("P-4")
 async def test_one_message_lost_among_many_is_found_while_the_stream_stays_full(
     site: Site, redis_options: dict[str, object]
 ) -> None:

@@ -52,6 +52,9 @@ async def follow(server: EmbeddedRedis, primary: EmbeddedRedis | None) -> None:
     if primary is None:
         await client.call("REPLICAOF", "NO", "ONE")
     else:
+        leader = Redis(primary.url)
+        await leader.call("CONFIG", "SET", "repl-diskless-sync-delay", 0)  # 5 s by default
+        await leader.close()
         await client.call("REPLICAOF", "127.0.0.1", urlsplit(primary.url).port or 0)
 
         async def in_step() -> bool:

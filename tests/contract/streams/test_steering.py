@@ -70,6 +70,18 @@ async def test_a_delayed_job_starts_when_it_is_due_and_not_before(bench):
     assert lease.lease_until_ms - lease.lease_ms - lease.created_ms < 1_000
 
 
+async def test_a_job_that_waits_for_longer_than_its_time_to_live_is_kept_until_it_has_run(bench):
+    queue = bench.queue()
+    await queue.submit(
+        [new("j1", delay_ms=60_000, ttl_ms=1_000), new("j2", ttl_ms=1_000, max_attempts=2)]
+    )
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, "retry", failure=BOOM, delay_ms=60_000)])
+    for job_id in ("j1", "j2"):
+        for key in (f"job:{job_id}", f"job:{job_id}:events"):
+            assert 60_000 < await bench.outside.pttl(bench.key(key)) <= 61_000, key
+
+
 @pytest.mark.clause("S-30")
 async def test_every_transition_is_in_the_journal_in_order(bench):
     queue = bench.queue()

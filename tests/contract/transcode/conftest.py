@@ -76,6 +76,7 @@ class Job:
     payload: Any
     id: str = "job-1"
     fence: int = 1
+    requester: str = ""
     reports: list[tuple[Any, str]] = field(default_factory=list)
     hook: Callable[[str, Any], None] = lambda stage, percent: None
 
@@ -92,6 +93,7 @@ class Job:
             token="",
             lease_until_ms=0,
             lease_ms=15_000,
+            requester=self.requester,
         )
 
     async def report(

@@ -196,6 +196,34 @@ async def test_no_more_ffmpegs_run_at_once_than_permitted(
     assert len(s3.objects("out")) == 6
 
 
+async def test_long_transcodes_of_one_requester_leave_a_place_to_another(
+    s3: S3Server, studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, hangs, ends = Cage.run, asyncio.Event(), asyncio.Event()
+
+    async def hanging(cage: Cage, command: list[str], **kwargs: Any) -> Ended:
+        if any("long.jpg" in word for word in command):
+            hangs.set()
+            await ends.wait()
+        return await real(cage, command, **kwargs)
+
+    monkeypatch.setattr(Cage, "run", hanging)
+    handler = await studio.handler(parallel=2)
+    long, short = ({"name": name, "format": "jpg"} for name in ("long.jpg", "short.jpg"))
+    theirs = [Job(ask(s3, long), id=f"long-{number}", requester="a") for number in range(4)]
+    mine = Job(ask(s3, short), id="short", requester="b")
+    for job in (*theirs, mine):
+        await studio.store.add(studio.vault, job.id, "acme", both(KEY))
+    async with asyncio.TaskGroup() as running:
+        for job in theirs:
+            running.create_task(handler(job))
+        await hangs.wait()
+        async with asyncio.timeout(30):
+            assert (await handler(mine))["outputs"]
+        ends.set()
+    assert len(s3.objects("out")) == 5
+
+
 @pytest.mark.clause("I-56")
 async def test_memory_and_cpu_limits_hold_for_what_runs_in_the_cage(tmp_path: Path) -> None:
     cage = replace(find_cage(locate_ffmpeg()), readable=(*READABLE, "/proc"))

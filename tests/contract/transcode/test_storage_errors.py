@@ -15,7 +15,7 @@ from tenure.cli.handlers import load_tasks
 from tenure.contracts.inbox.queue import THROTTLED_FACTOR
 from tenure.core.lease import Lease
 from tenure.core.outcome import Retry
-from tenure.core.retry import judge
+from tenure.core.retry import decide_outcome
 from tenure.vault import new_kek
 from tests.waiting import until
 
@@ -108,4 +108,4 @@ def test_more_than_five_attempts_are_made_when_the_job_says_so(
         lease_until_ms=1,
         lease_ms=1,
     )
-    assert judge(lease, error, transcode.retry, 0.5).kind in ("fail", "retry")
+    assert decide_outcome(lease, error, transcode.retry, 0.5).kind in ("fail", "retry")

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from tenure import Worker, task
-from tenure.core.outcome import Snooze
+from tenure.core.outcome import Retry, Snooze
 from tenure.core.retry import fixed
 from tenure.egress import Client, Guard, Policy
 from tenure.vault import Secret
@@ -30,13 +31,13 @@ SECRET, NEWER = new_secret(), new_secret()
 
 
 class Kept:
-    """Secrets of one requester, which a test may rotate."""
+    """Secrets of the requesters, which a test may rotate."""
 
     def __init__(self, *secrets: str) -> None:
         self.secrets = list(secrets)
 
     async def live(self, requester_id: str) -> Sequence[Secret]:
-        assert requester_id == "acme"
+        assert requester_id in {"acme", "other"}
         return [Secret(read_secret(one)) for one in self.secrets]
 
 
@@ -130,15 +131,36 @@ async def test_a_delivery_that_is_put_off_leaves_the_one_try_of_a_failing_origin
     async with receiver([SECRET]) as there:
         fill(shelf, there, jobs=1, events=1)
         job = SimpleNamespace(attempt=1, lease=(await Outbox(shelf).claim(1, wait_ms=0))[0])
-        origin = there.url.rpartition("/")[0]
+        failing = ("acme", there.url.rpartition("/")[0])
         for _ in range(5):
-            breaker.record_failure(origin, time.time())
-        breaker._states[origin].pause_s = 300.0  # what the next one waits if the try is spent
+            breaker.record_failure(failing, time.time())
+        breaker._states[failing].pause_s = 300.0  # what the next one waits if the try is spent
         async with slots.slot("acme", "https://slow"):
             with pytest.raises(Snooze, match="receiver"):
                 await handler(job)
         assert (await handler(job))["status"] == 204
     assert there.effects == {"e-0-1": 1}
+
+
+@pytest.mark.clause("I-49")
+async def test_failures_of_one_requester_hold_up_no_other_at_the_same_origin(
+    client: Client,
+) -> None:
+    shelf = Shelf()
+    handler = delivery_handler(client, Kept(SECRET), retries=SOON)
+    async with receiver(
+        [SECRET], lambda event, seen: 500 if event.event_id == "e-0-1" else 204
+    ) as there:
+        fill(shelf, there, jobs=2, events=1)
+        theirs, mine = await Outbox(shelf).claim(2, wait_ms=0)
+        failing = SimpleNamespace(attempt=1, lease=replace(theirs, requester="other"))
+        for _ in range(5):
+            with pytest.raises(Retry):
+                await handler(failing)
+        with pytest.raises(Snooze, match="has been failing"):
+            await handler(failing)
+        assert (await handler(SimpleNamespace(attempt=1, lease=mine)))["status"] == 204
+    assert there.effects == {"e-1-1": 1}
 
 
 @pytest.mark.clause("I-49")

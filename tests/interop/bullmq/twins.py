@@ -153,7 +153,7 @@ class OurSide:
             case "remove" | "promote":
                 await getattr(self._ledger, verb)([arg])
             case "again":
-                await self._ledger._steer([arg], "again")
+                await self._ledger._apply_action([arg], "again")
             case "drain":
                 await self._ledger.drain(delayed=arg != "waiting")
             case "clean":
@@ -175,7 +175,7 @@ class OurSide:
             case "park":
                 await self._settle(arg, "snooze", until="children")
             case "rest":
-                await self._settle(arg, "snooze", until="rest", delay_ms=60_000)
+                await self._settle(arg, "snooze", until="rate_limit", delay_ms=60_000)
             case "stall":
                 self._raw.delete(f"{self._start}{arg}:lock", f"{self._start}stalled-check")
                 await self._queue.upkeep()

@@ -1,4 +1,4 @@
-"""Retry policies: delays with their caps and jitter, and `judge` for every way to fail."""
+"""Retry policies: delays with their caps and jitter, and `decide_outcome` for every way to fail."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,11 +13,11 @@ from tenure.core.outcome import Cancel, Fatal, Outcome, Retry, Snooze
 from tenure.core.retry import (
     NO_RETRY,
     RetryPolicy,
+    decide_outcome,
     delay_ms,
     exponential,
     failure_of,
     fixed,
-    judge,
 )
 
 policies = st.builds(
@@ -49,16 +49,16 @@ def lease(attempt: int = 1, max_attempts: int = 0) -> Lease:
 # --- delays ----------------------------------------------------------------------------------
 
 
-@given(policy=policies, attempt=st.integers(-3, 10_000), chance=chances)
+@given(policy=policies, attempt=st.integers(-3, 10_000), jitter=chances)
 def test_a_delay_is_never_negative_and_never_above_its_cap(
-    policy: RetryPolicy, attempt: int, chance: float
+    policy: RetryPolicy, attempt: int, jitter: float
 ) -> None:
-    assert 0 <= delay_ms(policy, attempt, chance) <= policy.delay_ms_max
+    assert 0 <= delay_ms(policy, attempt, jitter) <= policy.delay_ms_max
 
 
-@given(policy=policies, attempt=st.integers(1, 40), chance=chances)
+@given(policy=policies, attempt=st.integers(1, 40), jitter=chances)
 def test_jitter_only_ever_shortens_the_delay(
-    policy: RetryPolicy, attempt: int, chance: float
+    policy: RetryPolicy, attempt: int, jitter: float
 ) -> None:
     plain = RetryPolicy(
         delay_ms=policy.delay_ms,
@@ -66,8 +66,8 @@ def test_jitter_only_ever_shortens_the_delay(
         delay_ms_max=policy.delay_ms_max,
         jitter="none",
     )
-    full = delay_ms(plain, attempt, chance)
-    drawn = delay_ms(policy, attempt, chance)
+    full = delay_ms(plain, attempt, jitter)
+    drawn = delay_ms(policy, attempt, jitter)
     assert drawn <= full
     if policy.jitter == "equal":
         assert drawn >= full // 2
@@ -93,8 +93,8 @@ def test_an_exponential_delay_doubles_up_to_its_cap() -> None:
 
 def test_jitter_spreads_over_half_or_all_of_the_delay() -> None:
     equal, full = exponential(1_000, jitter="equal"), exponential(1_000, jitter="full")
-    assert [delay_ms(equal, 1, chance) for chance in (0, 0.5, 0.999)] == [500, 750, 1_000]
-    assert [delay_ms(full, 1, chance) for chance in (0, 0.5, 0.999)] == [0, 500, 999]
+    assert [delay_ms(equal, 1, jitter) for jitter in (0, 0.5, 0.999)] == [500, 750, 1_000]
+    assert [delay_ms(full, 1, jitter) for jitter in (0, 0.5, 0.999)] == [0, 500, 999]
 
 
 def test_an_absurd_attempt_number_does_not_overflow() -> None:
@@ -111,19 +111,19 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         RetryPolicy(**wrong)
 
 
-# --- judge -----------------------------------------------------------------------------------
+# --- decide_outcome ----------------------------------------------------------------------
 
 
 def test_a_lost_lease_has_no_outcome() -> None:
     """Nothing may be written any more."""
     with pytest.raises(LeaseLost):
-        judge(lease(), LeaseLost("j1"), fixed(10), 0)
+        decide_outcome(lease(), LeaseLost("j1"), fixed(10), 0)
 
 
 def test_cancel_and_fatal_end_the_job_whatever_the_policy() -> None:
     for policy in (None, fixed(10, max_attempts=99)):
-        cancelled = judge(lease(), Cancel("enough"), policy, 0)
-        fatal = judge(lease(), Fatal("no use"), policy, 0)
+        cancelled = decide_outcome(lease(), Cancel("enough"), policy, 0)
+        fatal = decide_outcome(lease(), Fatal("no use"), policy, 0)
         assert (cancelled.kind, fatal.kind) == ("cancel", "bury")
         assert cancelled.failure is not None
         assert fatal.failure is not None
@@ -133,29 +133,33 @@ def test_cancel_and_fatal_end_the_job_whatever_the_policy() -> None:
 
 def test_snooze_keeps_its_delay_and_carries_no_failure() -> None:
     for after in (2, 2.0, timedelta(seconds=2)):
-        assert judge(lease(), Snooze(after), None, 0) == Outcome(lease(), "snooze", delay_ms=2_000)
+        assert decide_outcome(lease(), Snooze(after), None, 0) == Outcome(
+            lease(), "snooze", delay_ms=2_000
+        )
 
 
 def test_retry_after_keeps_its_delay_and_its_limit() -> None:
-    asked = judge(lease(1, 3), Retry(after=1.5, reason="busy"), fixed(10), 0)
+    asked = decide_outcome(lease(1, 3), Retry(after=1.5, reason="busy"), fixed(10), 0)
     assert (asked.kind, asked.delay_ms) == ("retry", 1_500)
     assert asked.failure is not None
     assert asked.failure.message == "busy"
-    assert judge(lease(3, 3), Retry(after=1.5), fixed(10, max_attempts=3), 0).kind == "bury"
+    assert (
+        decide_outcome(lease(3, 3), Retry(after=1.5), fixed(10, max_attempts=3), 0).kind == "bury"
+    )
 
 
 def test_retry_without_a_time_follows_the_policy() -> None:
-    assert judge(lease(2), Retry(), exponential(100, jitter="none"), 0).delay_ms == 200
-    assert judge(lease(1, 2), Retry(), None, 0).kind == "retry"
+    assert decide_outcome(lease(2), Retry(), exponential(100, jitter="none"), 0).delay_ms == 200
+    assert decide_outcome(lease(1, 2), Retry(), None, 0).kind == "retry"
 
 
 def test_retry_of_a_job_that_names_no_attempts_and_has_no_policy_gives_it_up() -> None:
-    assert judge(lease(1, 0), Retry(after=0), None, 0).kind == "bury"
-    assert judge(lease(1, 0), Retry(after=0), fixed(10, max_attempts=2), 0).kind == "retry"
+    assert decide_outcome(lease(1, 0), Retry(after=0), None, 0).kind == "bury"
+    assert decide_outcome(lease(1, 0), Retry(after=0), fixed(10, max_attempts=2), 0).kind == "retry"
 
 
 def test_without_a_policy_the_store_decides() -> None:
-    outcome = judge(lease(), ValueError("no"), None, 0)
+    outcome = decide_outcome(lease(), ValueError("no"), None, 0)
     assert outcome.kind == "fail"
     assert outcome.failure is not None
     assert (outcome.failure.code, outcome.failure.message) == ("ValueError", "no")
@@ -164,9 +168,9 @@ def test_without_a_policy_the_store_decides() -> None:
 
 def test_a_policy_counts_starts() -> None:
     policy = fixed(500, max_attempts=3)
-    kinds = [judge(lease(attempt), OSError(), policy, 0).kind for attempt in (1, 2, 3, 4)]
+    kinds = [decide_outcome(lease(attempt), OSError(), policy, 0).kind for attempt in (1, 2, 3, 4)]
     assert kinds == ["retry", "retry", "bury", "bury"]
-    assert judge(lease(1), OSError(), NO_RETRY, 0).kind == "bury"
+    assert decide_outcome(lease(1), OSError(), NO_RETRY, 0).kind == "bury"
 
 
 def test_an_error_class_may_have_a_policy_of_its_own() -> None:
@@ -180,26 +184,26 @@ def test_an_error_class_may_have_a_policy_of_its_own() -> None:
             "StoreError": fixed(1),
         },
     )
-    assert judge(lease(5), ConnectionResetError(), policy, 0).delay_ms == 7_000
-    assert judge(lease(1), StoreError("away"), policy, 0).delay_ms == 1
-    never = judge(lease(1), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), policy, 0)
+    assert decide_outcome(lease(5), ConnectionResetError(), policy, 0).delay_ms == 7_000
+    assert decide_outcome(lease(1), StoreError("away"), policy, 0).delay_ms == 1
+    never = decide_outcome(lease(1), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), policy, 0)
     assert never.kind == "bury"
     assert never.failure is not None
     assert not never.failure.retryable
-    assert judge(lease(1), KeyError(), policy, 0).delay_ms == 10
+    assert decide_outcome(lease(1), KeyError(), policy, 0).delay_ms == 10
 
 
 def test_the_nearest_named_class_decides() -> None:
     policy = RetryPolicy(by_error={"OSError": None, "TimeoutError": fixed(3)})
-    assert judge(lease(1), TimeoutError(), policy, 0).delay_ms == 3
-    assert judge(lease(1), FileNotFoundError(), policy, 0).kind == "bury"
+    assert decide_outcome(lease(1), TimeoutError(), policy, 0).delay_ms == 3
+    assert decide_outcome(lease(1), FileNotFoundError(), policy, 0).kind == "bury"
 
 
-@given(policy=st.none() | policies, attempt=st.integers(1, 60), chance=chances)
+@given(policy=st.none() | policies, attempt=st.integers(1, 60), jitter=chances)
 def test_every_error_gets_an_outcome_that_the_store_understands(
-    policy: RetryPolicy | None, attempt: int, chance: float
+    policy: RetryPolicy | None, attempt: int, jitter: float
 ) -> None:
-    outcome = judge(lease(attempt), RuntimeError("x"), policy, chance)
+    outcome = decide_outcome(lease(attempt), RuntimeError("x"), policy, jitter)
     assert outcome.kind in ("fail", "retry", "bury")
     assert outcome.failure is not None
     assert outcome.delay_ms >= 0
@@ -224,7 +228,7 @@ def test_an_error_with_a_code_keeps_it() -> None:
 def test_a_signal_tells_its_cause_when_it_has_one() -> None:
     signal = Fatal("giving up")
     signal.__cause__ = ValueError("the real reason")
-    failure = judge(lease(), signal, None, 0).failure
+    failure = decide_outcome(lease(), signal, None, 0).failure
     assert failure is not None
     assert (failure.code, failure.message) == ("ValueError", "the real reason")
 

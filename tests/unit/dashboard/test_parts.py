@@ -19,7 +19,7 @@ from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
 from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
-from tenure.dashboard.watch import ChangeListener, Observer, figures, quantiles
+from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summarize
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_observer_tells_waiting_from_running() -> None:
         event("bury", 12_400, worker_id="w", error_code="E"),
     ):
         observer._note(each)
-    total = figures(observer.seconds.values(), 300)
+    total = summarize(observer.seconds.values(), 300)
     assert (total.submitted, total.started, total.retried, total.failed) == (1, 2, 1, 1)
     assert total.failed_share == 1.0
     assert total.wait_ms[0] == pytest.approx(100, rel=0.16)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
-from tenure.pipeline.schema import place, rows_of
+from tenure.pipeline.schema import position_number, rows_of
 from tenure.pipeline.source.lines import LineParser
 from tenure.store.journal import LineFormat
 
@@ -22,15 +22,15 @@ TEXT = st.text(alphabet=st.sampled_from("abé\"'\\ ,;{}\r\n\x00\t"), max_size=6)
 NUMBER = st.integers(0, 2**31 - 1).map(str) | st.just("")
 
 
-def tape_of(contract: str) -> StreamFormat:
-    tape = journal_format(URLS[contract])
-    assert isinstance(tape, StreamFormat)
-    return tape
+def format_of(contract: str) -> StreamFormat:
+    fmt = journal_format(URLS[contract])
+    assert isinstance(fmt, StreamFormat)
+    return fmt
 
 
 def decoded(contract: str, page: list[Any]) -> Any:
-    tape = tape_of(contract)
-    lines = LineFormat(tape.fields, contract=tape.contract, queue=tape.queue, task=tape.task)
+    fmt = format_of(contract)
+    lines = LineFormat(fmt.fields, contract=fmt.contract, queue=fmt.queue, task=fmt.task)
     events = [event for entry in page for event in lines.decode(entry)]
     return rows_of(events, "j")
 
@@ -38,7 +38,7 @@ def decoded(contract: str, page: list[Any]) -> Any:
 @st.composite
 def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
     contract = draw(st.sampled_from(sorted(URLS)))
-    fields = tape_of(contract).fields
+    fields = format_of(contract).fields
     numbers = {"ver", "ts_ms", "attempt", "fence", "prev_fence", "lease_until_ms", "due_ms"}
     numbers |= {"prev_lease_until_ms", "max_attempts", "priority"}
     odd = draw(st.booleans())
@@ -68,7 +68,7 @@ def pages(draw: st.DrawFn) -> tuple[str, list[Any]]:
 @settings(deadline=None)
 def test_columns_say_what_the_contracts_own_reader_says(drawn: tuple[str, list[Any]]) -> None:
     contract, page = drawn
-    fast = LineParser(tape_of(contract), "j").batch(page)
+    fast = LineParser(format_of(contract), "j").batch(page)
     assert fast.to_pylist() == decoded(contract, page).to_pylist()
 
 
@@ -78,7 +78,7 @@ def test_ids_in_one_field_are_read_as_ids_in_a_field_each() -> None:
     joined = [b"5-0", [*shared, b"ids", b"\t".join(ids)]]
     apart = [b"5-0", [*shared, *(part for job_id in ids for part in (b"i", job_id))]]
     lone = [b"5-0", [*shared, b"ids", ids[0]]]
-    parser = LineParser(tape_of("streams"), "j")
+    parser = LineParser(format_of("streams"), "j")
     assert parser.batch([joined]).equals(parser.batch([apart]))
     assert parser.batch([joined]).to_pylist() == decoded("streams", [joined]).to_pylist()
     assert parser.batch([joined]).column("job_id").to_pylist() == [each.decode() for each in ids]
@@ -87,13 +87,13 @@ def test_ids_in_one_field_are_read_as_ids_in_a_field_each() -> None:
 
 def test_bytes_that_are_no_text_and_numbers_that_are_none_stop_nobody() -> None:
     page = [[b"5-0", [b"e", b"job\tclaim\tx\t1\ttask\xff\tqueued\trunning\t1\t1"]]]
-    batch = LineParser(tape_of("streams"), "j").batch(page)
+    batch = LineParser(format_of("streams"), "j").batch(page)
     assert batch.to_pylist() == decoded("streams", page).to_pylist()
     assert batch.column("ver")[0].as_py() == 0
 
 
 def test_places_rise_with_positions() -> None:
     order = ["", "5-0.0", "5-0.1", "5-0", "5-1.0", "5-18446744073709551615", "6-0.0"]
-    places = [place(position) for position in order]
+    places = [position_number(position) for position in order]
     assert places == sorted(places)
     assert len(set(places)) == len(places)

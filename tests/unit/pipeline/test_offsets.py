@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tenure.pipeline.lake.layout import EventFile, _counting
-from tenure.pipeline.plainly import plain
 from tenure.pipeline.source.offsets import Mark, began_anew
 from tenure.pipeline.source.opening import journal_name
-from tenure.pipeline.source.reel import Head, Loss, gone_by_count, lost_by_count
+from tenure.pipeline.source.range_reader import Head, Loss, gone_by_count, lost_by_count
+from tenure.pipeline.spark_errors import plain
 
 
 def head(first: str, last: str, added: int, length: int) -> Head:

@@ -15,7 +15,7 @@ from tenure.pipeline.audit import order, steps
 from tenure.pipeline.audit.hashing import Ints, text_hash
 from tenure.pipeline.audit.packing import by_part, pack, restored, shrunk, unpack
 from tenure.pipeline.audit.proof import ROW, job_keys, joined, merged, proof, unproven
-from tenure.pipeline.audit.shares import Share, shared
+from tenure.pipeline.audit.read_plan import FileSlice, plan_reads
 from tenure.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
 from tenure.pipeline.lake.layout import EventFile
 
@@ -162,18 +162,23 @@ def test_tasks_share_files_so_that_each_row_is_read_once(tmp_path: Path) -> None
     files = [EventFile("2026-11-16", "j", n, n + 1) for n in range(len(sizes))]
     for file, size in zip(files, sizes, strict=True):
         lake.write_table(file.path, pa.table({"pos": rng.integers(0, 2**62, size)}))
-    made = shared(lake, files, {"j": 5})
-    shares = [share for task in made.tasks for share in task]
+    made = plan_reads(lake, files, {"j": 5})
+    slices = [file_slice for task in made.tasks for file_slice in task]
     assert len(made.tasks) > 2
-    assert {share.after for share in shares} == {5}
+    assert {file_slice.after for file_slice in slices} == {5}
 
-    def rows_of(share: Share) -> int:
+    def rows_of(file_slice: FileSlice) -> int:
         pages = lake.pages(
-            share.path, ["pos", "none"], few=[], rows=1_000, nth=share.nth, of=share.of
+            file_slice.path,
+            ["pos", "none"],
+            few=[],
+            rows=1_000,
+            nth=file_slice.nth,
+            of=file_slice.of,
         )
         return sum(len(page) for page in pages)
 
     by_file = {file.path: 0 for file in files}
-    for share in shares:
-        by_file[share.path] += rows_of(share)
+    for file_slice in slices:
+        by_file[file_slice.path] += rows_of(file_slice)
     assert list(by_file.values()) == sizes

@@ -21,6 +21,16 @@ def test_postgresql_takes_a_batch_as_arrays() -> None:
     )
 
 
+def test_postgresql_takes_equal_columns_as_one_value_at_the_same_position() -> None:
+    sql = SQL.replace("-- Takes:", "-- Alike: fence\n-- Takes:")
+    operation = make_operation("end", sql, "postgres", {})
+    assert operation.for_alike == (
+        "SELECT * FROM (SELECT *, $2::bigint AS fence FROM unnest($1::text[]) WITH ORDINALITY "
+        "AS given(job_id, n)) AS requests WHERE queue = $3::text"
+    )
+    assert operation.statements == make_operation("end", SQL, "postgres", {}).statements
+
+
 def test_sqlite_takes_a_batch_as_json() -> None:
     operation = make_operation("end", SQL, "sqlite", {})
     (statement,) = operation.statements

@@ -234,7 +234,7 @@ async def test_a_queue_that_gives_few_at_once_is_still_known_to_have_more() -> N
 
         async def claim(self, limit: int, *, wait_ms: int) -> list[Lease]:
             asked.append(limit)
-            hungry.append(worker._services[0].source.queue_slots.hungry)
+            hungry.append(worker._services[0].source.queue_slots.wants_more)
             return await super().claim(min(limit, 5), wait_ms=wait_ms)
 
     worker = Worker([noop], queues=[lambda: Bounded(store)], concurrency=100, burst=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Park, RateLimit
-from tenure.core.retry import judge
+from tenure.core.retry import decide_outcome
 from tenure.worker.settle import no_children_outcome
 
 LEASE = Lease(
@@ -16,14 +16,14 @@ LEASE = Lease(
 
 
 def test_a_rate_limit_is_a_snooze_that_says_that_the_queue_shall_rest() -> None:
-    outcome = judge(LEASE, RateLimit(1.5), None, 0.5)
-    assert (outcome.kind, outcome.delay_ms, outcome.until) == ("snooze", 1_500, "rest")
+    outcome = decide_outcome(LEASE, RateLimit(1.5), None, 0.5)
+    assert (outcome.kind, outcome.delay_ms, outcome.until) == ("snooze", 1_500, "rate_limit")
     with pytest.raises(ValueError, match="negative"):
         RateLimit(-1)
 
 
 def test_a_parked_job_is_snoozed_until_its_children_have_ended() -> None:
-    outcome = judge(LEASE, Park(), None, 0.5)
+    outcome = decide_outcome(LEASE, Park(), None, 0.5)
     assert (outcome.kind, outcome.until, outcome.failure) == ("snooze", "children", None)
 
 

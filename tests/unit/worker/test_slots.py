@@ -46,7 +46,7 @@ def test_nobody_borrows_what_a_hungry_queue_is_owed() -> None:
     slots = Slots(10, batch_max=500)
     busy, hungry = slots.add_queue(), slots.add_queue()
     take_now(slots, busy, 8)
-    hungry.hungry = True
+    hungry.wants_more = True
     assert slots.allowance(busy) == 0
     assert slots.allowance(hungry) == 2
 
@@ -134,7 +134,7 @@ async def test_one_slot_serves_two_queues_in_turn() -> None:
 async def test_a_queue_with_a_limit_of_its_own_leaves_the_rest_to_others() -> None:
     slots = Slots(20, batch_max=100)
     hours, moments = slots.add_queue(most=5), slots.add_queue(claim_max=10, most=15)
-    hours.hungry = True
+    hours.wants_more = True
     assert await slots.take(hours) == 5
     assert slots.allowance(hours) == 0
     assert await slots.take(moments) == 10

@@ -44,7 +44,7 @@ class Worker:
             lease_ms=500,
             created_ms=10_000,
         )
-        return self.unknown.judge(lease, self.said.append)
+        return self.unknown.decide_outcome(lease, self.said.append)
 
 
 def test_the_delay_grows_with_every_hand_back() -> None:

@@ -35,7 +35,7 @@ _UNREADABLE = "The record cannot be read: "
 Settle = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
 
 
-class Claimer:
+class BullmqClaimer:
     """Claims for one worker on one queue, under one token.
 
     `url` is for the connection that blocks and carries the worker's name; "" uses `redis` for that.

@@ -45,7 +45,7 @@ from tenure.core.seam import (
     is_full,
     weight,
 )
-from tenure.store.journal import HEAD, LineFormat, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, RedisJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -55,7 +55,7 @@ from tenure.store.redis_queue import (
     number,
     read_all,
 )
-from tenure.store.resend import later_step
+from tenure.store.resend import after_partial
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _EVENTS_SCANNED_MAX = 100_000
@@ -68,7 +68,7 @@ _JOURNAL_FIELDS = (
 )
 
 
-class BullmqJournal(StreamJournal):
+class BullmqJournal(RedisJournal):
     """The history of the queue: the stream `tenure:journal` beside BullMQ's keys."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
@@ -267,11 +267,11 @@ class BullmqLedger:
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
         """Run finished jobs again, with all attempts; per id "ok", "missing", or its state."""
-        return await self._steer(job_ids, "retry")
+        return await self._apply_action(job_ids, "retry")
 
     async def cancel(self, job_ids: Sequence[str]) -> list[str]:
         """Cancel jobs; per id "ok" (it waited), "requested" (it runs), "missing", or its state."""
-        return await self._steer(job_ids, "cancel")
+        return await self._apply_action(job_ids, "cancel")
 
     async def remove(self, job_ids: Sequence[str], *, children: bool = True) -> list[str]:
         """Remove jobs, and by default their children; per id "ok", "missing", or "active" if the
@@ -280,13 +280,13 @@ class BullmqLedger:
 
     async def promote(self, job_ids: Sequence[str]) -> list[str]:
         """Let delayed jobs run now; per id "ok", "missing", or its other state."""
-        return await self._steer(job_ids, "promote")
+        return await self._apply_action(job_ids, "promote")
 
     async def change_delay(self, job_ids: Sequence[str], delay_ms: int) -> list[str]:
         """Let delayed jobs run `delay_ms` from now; per id "ok", "missing", or its other state."""
         if delay_ms < 0:
             raise UsageError(f"a delay cannot be negative: {delay_ms} ms", contract=CONTRACT)
-        return await self._steer(job_ids, "delay", delay_ms)
+        return await self._apply_action(job_ids, "delay", delay_ms)
 
     async def change_priority(
         self, job_ids: Sequence[str], priority: int, *, first: bool = False
@@ -297,11 +297,11 @@ class BullmqLedger:
             raise UsageError(
                 f"priority {priority}: a whole number from 0 to {PRIORITY_MAX}", contract=CONTRACT
             )
-        return await self._steer(job_ids, "priority", priority, int(first))
+        return await self._apply_action(job_ids, "priority", priority, int(first))
 
     async def update_data(self, job_id: str, data: Any) -> None:
         """Replace the data of a job, as BullMQ's `updateData`; a handler that runs has the old."""
-        (answer,) = await self._steer([job_id], "data", to_json(data))
+        (answer,) = await self._apply_action([job_id], "data", to_json(data))
         if answer == "missing":
             raise NotFound(f"there is no job {job_id}", contract=CONTRACT)
 
@@ -424,7 +424,7 @@ class BullmqLedger:
         for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
             async for found in self._scripts.scan(pattern):
                 if found:
-                    await later_step(1, self._redis.call("UNLINK", *found))
+                    await after_partial(1, self._redis.call("UNLINK", *found))
 
     async def probe(self) -> None:
         """Raise `StoreError` if the server takes no writes."""
@@ -434,10 +434,10 @@ class BullmqLedger:
         """Close the connections."""
         await self._redis.close()
 
-    async def _steer(
-        self, job_ids: Sequence[str], step: str, value: Arg = "", first: int = 0
+    async def _apply_action(
+        self, job_ids: Sequence[str], action: str, value: Arg = "", first: int = 0
     ) -> list[str]:
-        return await self._run_ids("steer", (step, value, first), job_ids)
+        return await self._run_ids("steer", (action, value, first), job_ids)
 
     async def _run_ids(self, script: str, head: Sequence[Arg], ids: Sequence[str]) -> list[str]:
         replies = await self._scripts.run_rows(script, head, [(job_id,) for job_id in ids])
@@ -445,7 +445,9 @@ class BullmqLedger:
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await later_step(sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)):
+        while moved := await after_partial(
+            sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)
+        ):
             sent += moved
             if moved < BATCH_MAX:
                 break

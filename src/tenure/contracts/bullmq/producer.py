@@ -168,7 +168,7 @@ class Producer:
             lambda: self._scripts.run_rows("add", head, rows),
             tries=_TRIES_MAX,
             patience_s=_PATIENCE_S,
-            ends=ServerError,
+            final_errors=ServerError,
         )
         return [_accepted(*reply) for reply in replies]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.bullmq.claim import Claimer, claimed_of
+from tenure.contracts.bullmq.claim import BullmqClaimer, claimed_of
 from tenure.contracts.bullmq.options import (
     CONTRACT,
     JobOptions,
@@ -67,7 +67,7 @@ class BullmqQueue:
         self.slots = 0
         secret = secrets.token_urlsafe(16)
         self._token = (secret, short_hash(secret.encode()))
-        self._claimer = Claimer(
+        self._claimer = BullmqClaimer(
             redis, self._scripts, options, worker_id=self.worker_id, token=self._token, url=url
         )
 
@@ -220,7 +220,7 @@ def _decide(outcome: Outcome, job: JobOptions, last: bool) -> tuple[str, int]:
         return "bury", 0
     if outcome.until == "children":
         return "park", backoff_ms(job.backoff, _attempts_made(lease))
-    return "limit" if outcome.until == "rest" else kind, outcome.delay_ms
+    return "limit" if outcome.until == "rate_limit" else kind, outcome.delay_ms
 
 
 def _job_options(lease: Lease) -> dict[str, Any]:

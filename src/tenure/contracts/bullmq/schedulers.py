@@ -224,6 +224,8 @@ def parse(text: str, *, seed: str = "") -> Pattern:
     """
     if len(text) > _LENGTH_MAX:
         raise UsageError(f"a cron pattern has at most {_LENGTH_MAX} characters, not {len(text)}")
+    if len(seed) > _LENGTH_MAX:  # it is hashed in Python, unit by unit
+        raise UsageError(f"cron pattern: a seed has at most {_LENGTH_MAX} characters")
     fields = _NICKNAMES.get(text, text).split()
     if not 1 <= len(fields) <= 6:
         raise UsageError(f"cron pattern {text!r} has {len(fields)} fields; it takes 1 to 6")

@@ -1,8 +1,10 @@
 """Runs the scripts of one queue, and records which answers may have been lost.
 
-A call that changes something names the `instance` of its caller and says whether an earlier call of
-that instance may be unanswered. If none is, the store keeps what the last call did. Otherwise it
-keeps more, and after a lost answer it searches that record, so that a repetition is recognised.
+A call whose answer was lost is sent again, and must not take effect twice. So each call that
+changes something names the `instance` of its caller, and the script records under that name which
+jobs the call changed (`lua/include/recent.lua`). The call also says whether earlier calls of the
+instance are unanswered. If none is, the record of this call replaces the older ones. Otherwise it
+is added to them. After a lost answer the script searches the records and recognises the repetition.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _TRIES_MAX = 6
 _PAUSE_S = 0.05
 _PATIENCE_S = 60.0
 # A script passes over a long list once, however many jobs it removes: few jobs keep it short.
-_STEER_MAX = 25
+_ACTION_JOBS_MAX = 25
 
 
 class Calls:
@@ -64,9 +66,9 @@ class Calls:
         finally:
             self._pending -= 1
 
-    async def steer(
+    async def apply_action(
         self,
-        verb: str,
+        action: str,
         job_ids: Sequence[str],
         *,
         lane: str = "",
@@ -80,9 +82,9 @@ class Calls:
         answers: dict[int, str] = {}
         pending = list(range(len(job_ids)))
         while pending:
-            chunk = pending[:_STEER_MAX]
+            chunk = pending[:_ACTION_JOBS_MAX]
             ids = [job_ids[at] for at in chunk]
-            replies = await self.run("steer", now_ms, verb, lane, keep_failed, *ids)
+            replies = await self.run("steer", now_ms, action, lane, keep_failed, *ids)
             pairs = zip(chunk, replies, strict=True)
             answers |= {at: reply.decode() for at, reply in pairs if reply != b"AGAIN"}
             pending = [at for at in pending if at not in answers]
@@ -92,7 +94,7 @@ class Calls:
 async def insist(call: Any) -> Any:
     """Repeat a call until the store answers, for about two seconds."""
     return await resend(
-        call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, ends=ServerError, pause_s=_pause_s
+        call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, final_errors=ServerError, pause_s=_pause_s
     )
 
 

@@ -29,7 +29,7 @@ from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
 from tenure.contracts.omniq.consume import Handler, consume
 from tenure.contracts.omniq.monitor import Monitor
 from tenure.contracts.omniq.options import Options, OptionValue, Refused, refusal
-from tenure.contracts.omniq.queue import Claimer, OmniqQueue, cut_error, jitter
+from tenure.contracts.omniq.queue import OmniqClaimer, OmniqQueue, cut_error, jitter
 from tenure.contracts.omniq.repair import repair
 from tenure.contracts.omniq.submission import (
     Publication,
@@ -87,7 +87,7 @@ class _OneQueue(NamedTuple):
     """What the client keeps for one queue."""
 
     calls: Calls
-    claimer: Claimer
+    claimer: OmniqClaimer
     options: Options
 
 
@@ -292,7 +292,7 @@ class Client:
         self, queue: str, job_ids: Sequence[str], *, now_ms_override: int = 0
     ) -> list[BatchItem]:
         """Send failed jobs back; one answer per id."""
-        answers = await self._of(queue).calls.steer("retry", job_ids, now_ms=now_ms_override)
+        answers = await self._of(queue).calls.apply_action("retry", job_ids, now_ms=now_ms_override)
         return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def remove_job(self, queue: str, job_id: str, lane: Lane) -> None:
@@ -306,7 +306,7 @@ class Client:
         """Remove jobs that are not running from a lane; one answer per id."""
         if lane not in _LANES:
             raise Refused("REMOVE_JOB", f"lane {lane!r}", "BAD_LANE")
-        answers = await self._of(queue).calls.steer("remove", job_ids, lane=lane)
+        answers = await self._of(queue).calls.apply_action("remove", job_ids, lane=lane)
         return [_batch_item(*pair) for pair in zip(job_ids, answers, strict=True)]
 
     async def repair(self, queue: str) -> int:
@@ -356,7 +356,7 @@ class Client:
         if found is None:
             options = Options(queue=names.queue_base(queue)[1:-1])
             calls = Calls(self._redis, options.queue)
-            found = _OneQueue(calls, Claimer(calls, options, self._worker_id), options)
+            found = _OneQueue(calls, OmniqClaimer(calls, options, self._worker_id), options)
             self._queues[queue] = self._queues[options.queue] = found
         return found
 

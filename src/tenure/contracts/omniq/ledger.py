@@ -22,7 +22,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
-from tenure.store.journal import HEAD, LineFormat, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, RedisJournal
 from tenure.store.redis import Redis
 from tenure.store.redis_queue import (
     INDEX_STEP,
@@ -45,7 +45,7 @@ _RESULT_INLINE_MAX = 4096
 _JOURNAL_FIELDS = (*HEAD, "gid", "result_h", "payload_h", "error_code", "due_ms", "data")
 
 
-class OmniqJournal(StreamJournal):
+class OmniqJournal(RedisJournal):
     """The history of one queue: the stream `{queue}:journal`, written by our scripts.
 
     A line without a task is of the queue's task. The steps of other OmniQ clients are not in it;
@@ -175,8 +175,10 @@ class OmniqLedger(RedisLedger):
         """Hand out leases again."""
         await self._calls.run("resume")
 
-    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
-        answers = await self._calls.steer(verb, job_ids, keep_failed=self._options.keep_failed)
+    async def _apply_action(self, action: str, job_ids: Sequence[str]) -> list[str]:
+        answers = await self._calls.apply_action(
+            action, job_ids, keep_failed=self._options.keep_failed
+        )
         return [_ANSWERS.get(answer, answer.lower()) for answer in answers]
 
     def _record(self, job_id: str, flat: Any) -> JobRecord:

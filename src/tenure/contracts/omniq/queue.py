@@ -54,7 +54,7 @@ _NULL_H = short_hash(b"null")
 _RESERVED_EVENTS = frozenset({"wait", "active", "delayed", "completed", "failed"})
 
 
-class Claimer:
+class OmniqClaimer:
     """Claims for one instance of a queue.
 
     Our own publishers append to the stream `{queue}:wake`. Other OmniQ clients do not, so a waiting
@@ -161,7 +161,7 @@ class OmniqQueue:
         self.worker_id = safe_worker_id(worker_id)
         self.slots = 0
         self._calls = Calls(redis, options.queue)
-        self._claimer = Claimer(self._calls, options, self.worker_id)
+        self._claimer = OmniqClaimer(self._calls, options, self.worker_id)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""

@@ -175,7 +175,7 @@ class Waiters:
         try:
             while True:
                 if not any(stream in waiter.streams for waiter in self._waiting):
-                    await listener.rest(more=True)  # let another plane have the notice
+                    await listener.disarm(more=True)  # let another plane have the notice
                     joined.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(IDLE_S):

@@ -127,13 +127,13 @@ class Plane:
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False
     ) -> list[Lease | LeaseLost]:
-        """Keep leases alive; without `always` those of which less than two thirds are left."""
+        """Unless `always`, renews only leases with under two thirds of their time left."""
         self.check_streams([lease.queue for lease in leases])
         return await self._extends[always](leases)
 
     async def _extend(self, always: bool, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         tokens = await self._read_tokens()
-        checked = [_checked(lease, tokens) for lease in leases]
+        checked = [_invalidate_foreign_token(lease, tokens) for lease in leases]
         extend = partial(SqlQueue.extend, always=always)
         return await self._by_stream([(each, each) for each in checked], extend)
 
@@ -142,7 +142,7 @@ class Plane:
         self.check_streams([report.lease.queue for report in reports])
         tokens = await self._read_tokens()
         checked = [
-            msgspec.structs.replace(report, lease=_checked(report.lease, tokens))
+            msgspec.structs.replace(report, lease=_invalidate_foreign_token(report.lease, tokens))
             for report in reports
         ]
         return await self._by_stream([(each.lease, each) for each in checked], SqlQueue.report)
@@ -156,7 +156,7 @@ class Plane:
         tokens = await self._read_tokens()
         checked = [
             outcome
-            if (lease := _checked(outcome.lease, tokens)) is outcome.lease
+            if (lease := _invalidate_foreign_token(outcome.lease, tokens)) is outcome.lease
             else msgspec.structs.replace(outcome, lease=lease)
             for outcome in outcomes
         ]
@@ -259,6 +259,8 @@ class Plane:
                 if not is_unreachable:
                     warn("the plane's upkeep waits for its store", error=str(error))
                 is_unreachable = True
+            except Exception as error:  # no record may end the upkeep of all streams
+                warn("the plane's upkeep failed and is tried again", error=repr(error))
             await asyncio.sleep(self.options.upkeep_ms / 1000 * random.uniform(0.75, 1.25))
 
     def drain(self) -> None:
@@ -334,8 +336,8 @@ class Plane:
         return [answers[at] for at in range(len(items))]
 
 
-def _checked(lease: Lease, tokens: Tokens) -> Lease:
-    """The lease; if its token is of another stream, with a token that matches no job."""
+def _invalidate_foreign_token(lease: Lease, tokens: Tokens) -> Lease:
+    """Replace a token from another stream with one that cannot match."""
     if tokens.is_of(lease.queue, lease.token):
         return lease
     return msgspec.structs.replace(lease, token=f"not-of-this-stream:{lease.token}")

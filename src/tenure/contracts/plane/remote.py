@@ -41,7 +41,7 @@ from tenure.egress import (
     Client,
     Disconnected,
     Limits,
-    TimedOut,
+    RequestTimedOut,
     TooLarge,
     Unguarded,
     Unreachable,
@@ -81,7 +81,7 @@ class _Http:
             answer = await self._client.send(
                 "POST", self.url + path, headers=self._headers, body=body, limits=limits
             )
-        except (TimedOut, Disconnected, TooLarge) as error:
+        except (RequestTimedOut, Disconnected, TooLarge) as error:
             raise ReplyLost(f"the plane gave no whole answer to {path}: {error}") from error
         except Unreachable as error:
             raise StoreUnreachable(f"the plane: {error}") from error
@@ -122,7 +122,7 @@ class _RemotePlane:
         answers: list[Lease | LeaseLost] = []
         for batch, items in self._batches(leases, _proof):
             body = {"worker_id": self._worker_id, "leases": items, "if_short": True}
-            answer = await resend.later_step(
+            answer = await resend.after_partial(
                 answers, self._post("heartbeat", body, HeartbeatResults)
             )
             answers += [
@@ -136,7 +136,7 @@ class _RemotePlane:
         answers: list[LeaseLost | None] = []
         for batch, items in self._batches(reports, _report_item):
             body = {"worker_id": self._worker_id, "reports": items}
-            answer = await resend.later_step(answers, self._post("report", body, ReportResults))
+            answer = await resend.after_partial(answers, self._post("report", body, ReportResults))
             answers += [
                 None if result.ok else LeaseLost(report.lease.job_id, result.reason)
                 for report, result in zip(batch, answer.results, strict=True)
@@ -160,7 +160,7 @@ class _RemotePlane:
     ) -> None:
         for batch, items in self._batches(numbered, lambda each: _settle_item(each[1])):
             body = {"worker_id": self._worker_id, "jobs": items}
-            answer = await resend.later_step(verdicts, self._post(verb, body, SettleResults))
+            answer = await resend.after_partial(verdicts, self._post(verb, body, SettleResults))
             for (at, outcome), result in zip(batch, answer.results, strict=True):
                 verdicts[at] = _verdict(outcome, result)
 
@@ -176,7 +176,7 @@ class _RemotePlane:
         stored: dict[int, Submitted] = {}
         for batch, items in self._batches(sent, lambda each: each[1]):
             post = self._post("/v1/plane/jobs", {"jobs": items}, SubmitResults)
-            answer = await resend.later_step(stored, post)
+            answer = await resend.after_partial(stored, post)
             stored |= {at: each for (at, _), each in zip(batch, answer.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]

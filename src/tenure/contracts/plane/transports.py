@@ -65,7 +65,7 @@ class _Cursor:
         self.head_at = self.looked_at = float("-inf")
 
 
-class _Claimer(NamedTuple):
+class _ClaimRequest(NamedTuple):
     """A claim in a batch of claims."""
 
     worker_id: str
@@ -86,7 +86,7 @@ class RowTransport:
         self._settings = settings
         self._upkeepers = upkeepers
         self._cursors = {stream: _Cursor() for stream in settings}
-        self._batchers: dict[str, Batcher[_Claimer, TakeResult]] = {
+        self._batchers: dict[str, Batcher[_ClaimRequest, TakeResult]] = {
             stream: Batcher(
                 partial(self._take, stream),
                 items_max=_CLAIMERS_MAX,
@@ -97,10 +97,10 @@ class RowTransport:
         }
 
     async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
-        (taken,) = await self._batchers[stream]([_Claimer(worker_id, token, limit)])
+        (taken,) = await self._batchers[stream]([_ClaimRequest(worker_id, token, limit)])
         return taken
 
-    async def _take(self, stream: str, claimers: list[_Claimer]) -> list[TakeResult]:
+    async def _take(self, stream: str, claimers: list[_ClaimRequest]) -> list[TakeResult]:
         cursor, now = self._cursors[stream], asyncio.get_running_loop().time()
         if now - cursor.head_at > _HEAD_AGAIN_S:
             cursor.position = _HEAD
@@ -133,7 +133,7 @@ class RowTransport:
         """The connections belong to the plane."""
 
     async def _claim_rows(
-        self, stream: str, claimers: list[_Claimer], *, look: bool
+        self, stream: str, claimers: list[_ClaimRequest], *, look: bool
     ) -> Sequence[Row]:
         cursor = self._cursors[stream]
         if cursor.position == _HEAD:
@@ -150,7 +150,7 @@ class RowTransport:
         )
 
     def _distribute(
-        self, stream: str, rows: Sequence[Row], claimers: list[_Claimer]
+        self, stream: str, rows: Sequence[Row], claimers: list[_ClaimRequest]
     ) -> list[TakeResult]:
         """The leases of each claimer."""
         cursor, first = self._cursors[stream], rows[0]
@@ -400,13 +400,19 @@ class MessageTransport:
         """P-4: send messages again that Redis has lost."""
         await self._groups(stream)
         empty, delivered_ms = True, 0
+        now_s, _ = await self._redis.call("TIME")
         for key, _ in self._keys(stream):
             for group in await self._redis.call("XINFO", "GROUPS", key):
                 info = dict(zip(group[::2], group[1::2], strict=True))
+                if info[b"name"] != GROUP.encode():
+                    continue
                 last = bytes(info[b"last-delivered-id"]).decode()
-                newest = await self._redis.call("XREVRANGE", key, "+", f"({last}", "COUNT", 1)
-                empty = empty and not newest
+                # Another program may have set any id, also the largest, which nothing follows.
+                with contextlib.suppress(ServerError):
+                    newest = await self._redis.call("XREVRANGE", key, "+", f"({last}", "COUNT", 1)
+                    empty = empty and not newest
                 delivered_ms = max(delivered_ms, int(last.partition("-")[0]))
+        delivered_ms = min(delivered_ms, int(now_s) * 1000)
         rows = await self._engine.run(
             PLANE,
             "plane_sweep",
@@ -520,7 +526,7 @@ class _MessageListener:
         except StoreError:
             await asyncio.sleep(min(wait_ms, 200) / 1000)
 
-    async def rest(self, *, more: bool) -> None:
+    async def disarm(self, *, more: bool) -> None:
         """Every listener wakes: there is no notice to pass on."""
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
-from tenure.store.journal import HEAD, LineFormat, StreamJournal
+from tenure.store.journal import HEAD, LineFormat, RedisJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
@@ -46,7 +46,7 @@ _INTERRUPT_MS = 60_000
 _JOURNAL_FIELDS = (*HEAD, "result_h", "payload_h", "error_code", "due_ms", "data")
 
 
-class StreamsJournal(StreamJournal):
+class StreamsJournal(RedisJournal):
     """The history of the queue: the stream `jobs:journal`, written by the scripts."""
 
     def __init__(self, redis: Redis, options: Options) -> None:
@@ -223,9 +223,9 @@ class StreamsLedger(RedisLedger):
     async def _run(self, name: str, *args: Arg) -> Any:
         return await self._redis.run(SCRIPTS[name], self._keys, (self._options.namespace, *args))
 
-    async def _steer(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+    async def _apply_action(self, action: str, job_ids: Sequence[str]) -> list[str]:
         async def send(batch: Sequence[str]) -> list[str]:
-            return [reply.decode() for reply in await self._run("steer", verb, *batch)]
+            return [reply.decode() for reply in await self._run("steer", action, *batch)]
 
         return await in_batches(job_ids, send)
 
@@ -274,7 +274,7 @@ def _record(job_id: str, flat: Any) -> JobRecord:
         due_ms=number(raw.get("due_ms")),
         lease_until_ms=int(lease_until),
         ttl_ms=number(raw.get("ttl_s")) * 1000,
-        worker_id="" if worker == "-" else worker,
+        worker_id="" if worker in ("-", "+") else worker,
         requester=text("requester"),
         progress=raw.get("progress", b""),
         trace="" if trace == "-" else trace,

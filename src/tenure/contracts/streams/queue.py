@@ -272,7 +272,8 @@ class StreamsQueue:
             group = _LeaseGroup.parse(task, fields, ttl_s, now)
             values = iter(rows)
             for job_id, payload, entry in zip(values, values, values, strict=True):
-                handle, created_ms, trace = entry.decode().split()
+                handle, _, rest = entry.decode().partition(" ")
+                created_ms, trace = rest.split() if rest else (handle.partition("-")[0], "-")
                 leases.append(
                     Lease(
                         job_id=job_id.decode(errors="replace"),

@@ -211,6 +211,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._by_admin_address:
             scope[ADMIN] = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # uvicorn would add trailers to the headers, which a proxy has checked and trailers pass by.
+        if self._phase != "body":
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         # Only large heads are checked. With pipelining, this may be the second head of one read.
         large = self._bytes > _URL_BYTES_MAX or self._read > _URL_BYTES_MAX

@@ -1,7 +1,7 @@
-"""The audit: every promise checked over the whole history.
+"""The audit: checks every invariant over the whole history.
 
-`proof` proves most jobs sound by sums over columns, without a sort; `parts` moves them through
-Spark. What they cannot prove goes, event by event, through the same fold that judges the chaos
-tests (`explain`), which names what was broken and shows the events. `order` and `lines` check what
-concerns several jobs. `run` puts it together, `lakes` goes on where the last audit ended.
+`proof` proves most jobs correct by sums over columns, without a sort; `parts` distributes this over
+Spark tasks. Jobs that it cannot prove are checked event by event (`explain`) with the checker of
+the chaos tests, which names the broken invariant and shows the events. `order` and `lines` check
+invariants over several jobs. `run` combines these steps; `lakes` continues after the last audit.
 """

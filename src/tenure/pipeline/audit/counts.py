@@ -1,4 +1,4 @@
-"""How many jobs there were and of what sort, by contract: numbers that add up."""
+"""Counts of jobs by contract and kind; counts of parts can be added."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from tenure.pipeline.audit.proof import (
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of one contract (`code`, -1: not known), and of these some.
 
-    `again` are jobs without their first events in a journal that is whole: an earlier audit saw
-    them end. `looked_at` were not proven. Of `strange` ones somebody else made the first step.
+    `again` are jobs whose first events are missing although their journal is complete: an earlier
+    audit saw them end. `looked_at` were not proven. `strange` ones were submitted by another
+    program, which wrote no event.
     """
 
     code: int
@@ -75,7 +76,7 @@ def counted(rows: Ints, in_doubt: Bools) -> bytes:
 
 
 def added(packed: Iterable[bytes]) -> list[Counts]:
-    """Counts of parts as counts of the whole."""
+    """The sums of packed counts, by contract."""
     sums: dict[int, Counts] = {}
     for blob in packed:
         for each in msgspec.json.decode(blob, type=list[Counts]):

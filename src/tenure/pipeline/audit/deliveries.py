@@ -1,4 +1,4 @@
-"""What the journal of an outbox shows of its receivers: that they never go back."""
+"""Checks in the journals of outboxes that no receiver gets an older event after a newer one."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def outbox_events(events: DataFrame) -> DataFrame | None:
 
 
 def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
-    """I28: deliveries behind that of a later event of the same job, after a place of each journal.
+    """I28: deliveries made after that of a later event of the same job.
 
-    An event's id is that of its job, a dot and its number. One that somebody sent again is not
-    asked: its receiver knows by the number that it is old.
+    Only those after the given position of each journal. The id of an event is the id of its job, a
+    dot and a number. Events that were sent again on request do not count: the receiver sees by the
+    number that they are old.
     """
-    told = events.where(
+    deliveries = events.where(
         F.col("queue").endswith(_OUTBOX)
         & F.col("type").isin("complete", "reopen")
         & F.col("job_id").startswith(F.concat(F.col("gid"), F.lit(".")))
@@ -55,7 +56,7 @@ def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
         before.rowsBetween(Window.unboundedPreceding, -1)
     )
     again = F.max(F.col("type") == "reopen").over(Window.partitionBy("journal", "queue", "job_id"))
-    found = told.withColumns({"latest": latest, "again": again}).where(
+    found = deliveries.withColumns({"latest": latest, "again": again}).where(
         is_delivered & ~F.col("again") & (F.col("latest") > F.col("number")) & _is_new(after)
     )
     number = F.col("latest").cast("string")
@@ -65,6 +66,6 @@ def gone_back(events: DataFrame, after: Mapping[str, int]) -> DataFrame:
 
 def _is_new(after: Mapping[str, int]) -> Column:
     old = F.lit(False)
-    for journal, place in after.items():
-        old = old | ((F.col("journal") == journal) & (F.col("pos") <= place))
+    for journal, position in after.items():
+        old = old | ((F.col("journal") == journal) & (F.col("pos") <= position))
     return ~old

@@ -1,8 +1,8 @@
-"""What was not proven is looked at closely: by `core.journal`, one job after the other.
+"""Checks the jobs that were not proven, event by event, with `core.journal`.
 
-Only the events of unproven jobs come here, sorted by job and place. The result names the broken
-promise in words and shows the events; a job that is sound after all gives no row, or one that only
-says how many steps of others were not observed.
+It gets only the events of unproven jobs, sorted by job and position. The result names the broken
+invariant and shows the events. A job that is correct after all gives no row, or one that says how
+many steps of other programs left no event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hashes of whole columns at once: of texts as Spark's `xxhash64` makes them, and of numbers.
+"""Hashes of whole columns: of strings like Spark's `xxhash64`, and of numbers.
 
-A job goes by the hash of its id. Where its events are looked for, Spark computes the same hash, so
-this is XXH64 to the bit. The lanes of all texts of one length are taken together.
+A job is identified by the hash of its id. Spark computes the same hash when it looks for the events
+of a job, so this must be exactly XXH64. All strings of one length are hashed together.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def text_hashes(texts: pa.Array, seed: int = SEED) -> Hashes:
 
 
 class _Lanes:
-    """Texts of one length: all that lie side by side, or those that begin at these places."""
+    """Strings of one length: `texts` of them side by side, or those at these offsets."""
 
     def __init__(self, data: npt.NDArray[np.uint8], length: int, texts: int | Ints) -> None:
         self._data, self.length, self._texts = data, length, texts
@@ -98,7 +98,7 @@ def codes_of(texts: pa.DictionaryArray) -> npt.NDArray[np.integer]:
 
 @cache
 def _odd_numbers(count: int) -> list[np.uint64]:
-    """Multipliers that have nothing to do with each other."""
+    """Independent odd multipliers."""
     made = np.random.default_rng(SEED).integers(1 << 62, 1 << 63, count, dtype=np.uint64)
     return list(made | np.uint64(1))
 

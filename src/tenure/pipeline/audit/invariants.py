@@ -1,9 +1,10 @@
-"""All the promises by their numbers: those that a journal shows, and why it cannot show the others.
+"""All invariants by number: those that a journal can show, and why it cannot show the others.
 
-The first are the invariants of `core.journal`. Each names the columns it needs; a journal that
-lacks one (another system's, or a step that a foreign client made) is not judged by it. What no
-journal shows is listed all the same, with the reason: the chaos tests watch clients, faults and the
-store besides, and judge it there. Neither is passed over: both are counted as not observable.
+The first are the invariants of `core.journal`. Each names the columns it needs. A history that
+lacks one (of another system, or a step that a foreign client made) is not checked for it.
+Invariants that no journal can show are listed too, with the reason; the chaos tests check them,
+because they also watch clients, faults and the store. In both cases the jobs are counted as not
+observable.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from tenure.core.registry import contracts
 
 _CONTRACTS = contracts()
 ALL = tuple(_CONTRACTS)
-# Others may work on these queues with programs that leave no events.
+# Other programs may serve these queues and write no events.
 FOREIGN = tuple(name for name, each in _CONTRACTS.items() if each.foreign_writers)
-# Where what was submitted first is promised to be claimed first.
+# Contracts that promise first in, first out.
 IN_LINE = tuple(name for name, each in _CONTRACTS.items() if each.is_fifo)
-# Where a position holds the store's own time.
+# Contracts whose journal positions hold the store's own time.
 TIMED = tuple(name for name, each in _CONTRACTS.items() if each.is_timed)
-# Whose steps are told to receivers, by events that have a queue of their own.
+# Contracts that send events to receivers, through an outbox.
 TELLING = tuple(name for name, each in _CONTRACTS.items() if "outbox" in each.parts)
 
 
 class Invariant(msgspec.Struct, frozen=True):
-    """One promise, what it needs to be seen, and for which contracts it is made."""
+    """One invariant, the columns it needs, and the contracts it holds for."""
 
     number: str
     text: str
     needs: tuple[str, ...]
     contracts: tuple[str, ...] = ALL
     reason: str = ""
-    """Why a journal does not show it; empty for those that are judged."""
+    """Why a journal does not show it; empty for those that are checked."""
 
 
 _STEP = ("ver", "from_state", "to_state")

@@ -1,7 +1,8 @@
-"""The audit of a lake, run after run: each reads only what is new and carries what has not ended.
+"""Incremental audits of a lake: each run reads only new events and the open jobs of the last run.
 
-Proven and ended jobs need not be looked at again. What was found stays in `audit/<run>/violations`;
-the carried rows of the last run lie beside it; one small file says which run is the last.
+Jobs that are proven and have ended are not checked again. Violations stay in
+`audit/<run>/violations`. The proof rows of open jobs are stored beside them. `audit/state.json`
+says which run is the last.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import msgspec
 
 from tenure.pipeline.audit.deliveries import outbox_journals
 from tenure.pipeline.audit.explain import VIOLATIONS, VIOLATIONS_DDL
+from tenure.pipeline.audit.read_plan import plan_reads
 from tenure.pipeline.audit.run import Audit, Audited, History, Verdict
-from tenure.pipeline.audit.shares import shared
 from tenure.pipeline.events import lake_events
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.layout import EventFile, event_files
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 AUDIT = "audit"
 _STATE = f"{AUDIT}/state.json"
-# What the carried rows hold and what was judged: with another form all is audited anew.
+# The version of the stored rows and of the checks: another version means a full audit.
 FORM = 4
 _FEW = 50_000
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audits of a lake have come to so far."""
+    """The state after the last audit of a lake."""
 
     form: int = 1
     run: int = 0
@@ -52,7 +53,7 @@ def audit_lake(
     lake = LakeFiles(lake_path)
     lake.require()
     before = read_state(lake)
-    # Whether a job has ended in the end is a question about all of them.
+    # Whether every job has ended can only be asked of all of them.
     is_new = full or quiesced or before.form != FORM
     known = State(run=before.run) if is_new else before
     require_reach(spark, lake)
@@ -62,13 +63,13 @@ def audit_lake(
     if known.total is not None and not fresh:
         return known.total
     history = History(
-        new=shared(lake, fresh, known.places),
+        new=plan_reads(lake, fresh, known.places),
         all=lambda: lake_events(spark, lake, settled),
         carried=_carried(spark, lake, known),
         cut=cut_journals(lake),
         quiesced=quiesced,
         outbox=_outbox(spark, lake, settled),
-        told=known.places,
+        checked_upto=known.places,
     )
     run = before.run + 1
     audit = Audit(spark, history)
@@ -132,7 +133,7 @@ def _carried(spark: SparkSession, lake: LakeFiles, known: State) -> DataFrame | 
 
 
 def _write_carried(lake: LakeFiles, folder: str, audit: Audit) -> None:
-    """Mostly few jobs are open: they are written here, without another round of tasks."""
+    """Usually few jobs are open; these are written by the driver, without further tasks."""
     if sum(row.open_jobs for row in audit.counts().values()) > _FEW:
         audit.carry().write.mode("overwrite").parquet(lake.uri(folder))
     else:
@@ -140,7 +141,7 @@ def _write_carried(lake: LakeFiles, folder: str, audit: Audit) -> None:
 
 
 def _after(known: State, audit: Audit, run: int, places: dict[str, int]) -> tuple[State, Audited]:
-    """Earlier runs and this one. What was carried is in this one's figures once more."""
+    """The totals of earlier runs and this one; events of carried jobs are counted once."""
     counts, found = audit.counts(), audit.result()
     jobs = dict(known.ended)
     ended = dict(known.ended)
@@ -177,7 +178,7 @@ def _added(before: Audited | None, verdicts: list[Verdict]) -> list[Verdict]:
             violations=each.violations + old[each.invariant].violations,
             unobserved=each.unobserved + old[each.invariant].unobserved,
         )
-        # What no journal shows is not seen of all jobs so far, and they are counted already.
+        # What no journal shows is unobserved for all jobs so far, which are counted already.
         if each.invariant in old and not each.reason
         else each
         for each in verdicts

@@ -1,4 +1,4 @@
-"""Promises that concern several jobs: who is first in line, and that a pause holds."""
+"""Invariants over several jobs: first in, first out; and no claims during a pause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.window import WindowSpec
 
-# A line is cut into slices of 64 ms, or 64 places where places hold no time: each is sorted alone.
+# A line (the jobs of a queue with one priority) is split into slices of 64 ms, or of 64 positions
+# if positions hold no time. Each slice is sorted by itself.
 _SLICE_BITS = 6
 _LINE = ("line_h", "priority", "slice")
 
@@ -32,18 +33,18 @@ def has(flag: int) -> Column:
 
 
 def keyed(events: DataFrame) -> DataFrame:
-    """With the hashes by which jobs go in the proof, as columns."""
-    # Spark passes over a null, which in the proof is an empty text.
+    """With columns for the hashes that identify jobs in the proof."""
+    # Spark skips nulls; the proof treats them as empty strings.
     line = [F.coalesce(name, F.lit("")) for name in ("journal", "contract", "queue")]
     events = events.withColumn("line_h", F.xxhash64(*line))
     return events.withColumn("job_h", F.xxhash64(F.coalesce("job_id", F.lit(""))))
 
 
 def overtaken(proofs: DataFrame) -> DataFrame:
-    """I22: jobs first claimed before one of their line that was submitted earlier.
+    """I22: jobs first claimed before a job of the same line that was submitted earlier.
 
-    From the rows of the proof, one a job: only they are sorted, not the events; and each slice of
-    the line by itself, for of all earlier slices only the latest claim matters.
+    It sorts the rows of the proof, one per job, not the events. Each slice of a line is sorted by
+    itself; of all earlier slices only the latest claim matters.
     """
     in_line = _placed(proofs)
     slices = Window.partitionBy("line_h", "priority").orderBy("slice")
@@ -93,7 +94,7 @@ def claimed_while_paused(events: DataFrame) -> DataFrame:
         "journal", "contract", "queue", "type", F.col("pos").alias("from_pos")
     )
     following = Window.partitionBy("journal", "contract", "queue").orderBy("from_pos")
-    # A pause that repeats another ends nothing: the first resume after it does.
+    # A repeated pause changes nothing; the next resume ends both.
     resumes = F.min(F.when(F.col("type") == "resume", F.col("from_pos"))).over(
         following.rowsBetween(1, Window.unboundedFollowing)
     )
@@ -111,14 +112,14 @@ def claimed_while_paused(events: DataFrame) -> DataFrame:
 
 
 def late_clock(events: DataFrame) -> DataFrame:
-    """I35: events whose time lies well before the place that the store gave them."""
+    """I35: events whose time is well before the time in their position."""
     behind = (F.shiftright("pos", PLACE_BITS) - F.col("ts_ms")).cast("string")
     text = F.concat(F.lit("the store's clock was "), behind, F.lit(" ms behind its own history"))
     return violations_of(events, "I35", text)
 
 
 def is_behind() -> Column:
-    """Whether an event is such a one."""
+    """Whether the time of an event is well before the time in its position."""
     return F.shiftright("pos", PLACE_BITS) - F.col("ts_ms") > CLOCK_SLACK_MS
 
 

@@ -1,8 +1,8 @@
-"""I22 at a glance: whether all jobs of a line were claimed in the order of their submission.
+"""A quick check of I22: whether the jobs of each line were claimed in the order of submission.
 
-A line is cut into spans of time. The jobs of a span are sorted together; of all earlier spans only
-the latest claim matters. So nothing is sorted as a whole, and spans that are in order prove that
-every line is.
+A line (the jobs of a queue with one priority) is split into time spans. The jobs of one span are
+sorted together; of all earlier spans only the latest claim matters. So no line is sorted as a
+whole. If all spans are in order, every line is.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tenure.pipeline.audit.steps import CONTRACTS
 
 PLACE = ("line_h", "priority", "span", "submit_pos", "claim_pos")
 SPAN = ("line_h", "priority", "span", "is_mixed", "earliest", "latest")
-# Spans of 16 s, or of as many places where places hold no time.
+# Spans of 16 s, or of 16,384 positions if positions hold no time.
 SPAN_BITS = 14
 
 
 def is_in_line(rows: Ints) -> Bools:
-    """Whether a job was submitted without delay where the first is promised to be first."""
+    """Whether a job was submitted without delay to a queue that promises FIFO, and claimed."""
     stood = (rows[SUBMIT_POS] < NEVER) & (rows[CLAIM_POS] < NEVER)
     in_line: Bools = stood & has(rows, bits_of(IN_LINE))
     return in_line
 
 
 def places(rows: Ints, among: Bools) -> Ints:
-    """Where jobs, these among them, stood in which line: rows of PLACE."""
+    """When the jobs chosen by `among` were submitted and claimed, by line: rows of PLACE."""
     here = np.flatnonzero(is_in_line(rows) & among)
     line, flags = rows[LINE_H][here], rows[FLAGS][here]
     submitted, claimed = rows[SUBMIT_POS][here], rows[CLAIM_POS][here]
@@ -52,12 +52,12 @@ def places(rows: Ints, among: Bools) -> Ints:
 
 
 def span_keys(places: Ints) -> Hashes:
-    """By what a span goes."""
+    """The keys of the spans."""
     return number_hashes(*places[:3])
 
 
 def spans(places: Ints) -> Ints:
-    """Spans of these places, which are whole ones: rows of SPAN."""
+    """The spans of these rows, which hold all jobs of their spans: rows of SPAN."""
     line, priority, span, submitted, claimed = places
     sort = np.lexsort((submitted, span, priority, line))
     line, priority, span, claimed = line[sort], priority[sort], span[sort], claimed[sort]
@@ -78,7 +78,7 @@ def spans(places: Ints) -> Ints:
 
 
 def are_mixed(spans: Ints) -> bool:
-    """Whether in a span, or between two of a line, not all jobs were claimed in their order."""
+    """Whether jobs were claimed out of order, within a span or between two spans of a line."""
     line, priority, span, is_mixed, earliest, latest = spans
     if is_mixed.any():
         return True

@@ -1,7 +1,7 @@
-"""Many rows of whole numbers as one value: cut by the part they belong to, and made small.
+"""Packs rows of integers into one compressed value for each part.
 
-What a sound job's row repeats is written as a difference, which is mostly nothing; so a row of
-eighty bytes becomes one of twelve on its way.
+Values that are usually equal in a correct job are stored as differences, which are mostly zero. So
+a row of eighty bytes takes about twelve.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEAD = 8
 
 
 def by_part(rows: Ints, keys: Hashes, parts: int) -> tuple[list[int], list[bytes]]:
-    """Rows by the part to which their keys belong: the parts that have any, and what they have."""
+    """Rows divided by part: the numbers of the parts that have rows, and their packed rows."""
     part = ((keys >> np.uint64(32)) % np.uint64(parts)).astype(np.uint16)
     sizes = np.bincount(part, minlength=parts)
     ordered = np.take(rows, np.argsort(part, kind="stable"), axis=1)
@@ -56,7 +56,7 @@ def unpack(values: Iterable[Any], names: Sequence[str]) -> Ints:
 
 
 def shrunk(rows: Ints) -> Ints:
-    """Rows of the proof, with differences for what repeats in a sound job."""
+    """Rows of the proof, with differences for values that are equal in a correct job."""
     small = rows.copy()
     small[X] -= rows[HI]
     small[LAST_POS] -= rows[MAX_POS]

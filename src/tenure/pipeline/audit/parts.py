@@ -1,12 +1,15 @@
-"""Rows of the proof on their way through Spark: in parts by job, many rows in one value.
+"""Distributes the proof over Spark tasks.
 
-Spark plans the reading, moves the parts and repeats what fails; a row for it is a whole part of a
-page's jobs, so that nothing is done for each job by itself. Files of a lake are read by the tasks
-themselves, as capture writes them. Three steps, with a shuffle between:
+`proof` makes one row per job from a page of events. Pages are proven in parallel, so the events of
+one job may give several rows. These must be brought together and merged. For this, jobs are divided
+into parts by a hash, and Spark shuffles by part. A Spark row holds all proof rows that one page has
+for one part, packed into one binary value: so Spark does no work per job. Three steps, with a
+shuffle between:
 
-    pages of events      -> proofs, packed by part            (`packed_files`, `packed_events`)
-    all proofs of a part -> one row a job: counts, jobs to be kept, places in line      (`judged`)
-    all places of a span of a line -> whether the first was first                (`judged`, too)
+    pages of events             -> proof rows, packed by part      (`packed_files`, `packed_events`)
+    all proof rows of a part    -> counts, the jobs that need another look, and for each job in a
+                                   FIFO queue when it was submitted and claimed          (`judged`)
+    all of these of a time span -> whether jobs were claimed in order              (`judged`, too)
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ from tenure.pipeline.audit.proof import (
     proof,
     unproven,
 )
-from tenure.pipeline.audit.shares import PAGE_ROWS, LakeShares, pages_of
+from tenure.pipeline.audit.read_plan import PAGE_ROWS, ReadPlan, pages_of
 from tenure.pipeline.lake.files import LakeFiles, gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTS_MIN, PARTS_MAX, PARTS_OF_EVENTS = 2, 512, 8
-# So many rows are sent on before more are made.
+# How many rows to collect before they are sent on.
 _ROWS_AT_ONCE = 1 << 19
-# What the rows of `judged` are.
+# The kinds of rows of `judged`.
 JOB, COUNTED, PLACES, SPANS = range(4)
 
 _PACKED_DDL = "part int, rows binary"
@@ -62,31 +65,31 @@ _JUDGED = pa.schema(
 _PROOF_DDL = ", ".join(f"{name} bigint" for name in ROW)
 
 
-def parts_for(new: DataFrame | LakeShares) -> int:
-    """Into how many parts the jobs go, so that one of them is a matter of some ten megabytes."""
-    tasks = len(new.tasks) if isinstance(new, LakeShares) else PARTS_OF_EVENTS
+def parts_for(new: DataFrame | ReadPlan) -> int:
+    """How many parts to divide the jobs into; one has some ten megabytes."""
+    tasks = len(new.tasks) if isinstance(new, ReadPlan) else PARTS_OF_EVENTS
     return min(max(tasks, PARTS_MIN), PARTS_MAX)
 
 
 def packed(
-    spark: SparkSession, new: DataFrame | LakeShares, parts: int, cut: Collection[str]
+    spark: SparkSession, new: DataFrame | ReadPlan, parts: int, cut: Collection[str]
 ) -> DataFrame:
     """The proofs of new events, by part."""
-    if isinstance(new, LakeShares):
+    if isinstance(new, ReadPlan):
         return packed_files(spark, new, parts, cut)
     return packed_events(new, parts, cut)
 
 
-def packed_files(
-    spark: SparkSession, new: LakeShares, parts: int, cut: Collection[str]
-) -> DataFrame:
+def packed_files(spark: SparkSession, new: ReadPlan, parts: int, cut: Collection[str]) -> DataFrame:
     """The proofs of files, read where the tasks run."""
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = LakeFiles(new.lake)
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                pages = (page for share in new.tasks[number] for page in pages_of(files, share))
+                pages = (
+                    page for file_slice in new.tasks[number] for page in pages_of(files, file_slice)
+                )
                 yield from _packed((proof(page, cut=cut) for page in pages), parts)
 
     tasks = spark.range(0, len(new.tasks), 1, max(1, len(new.tasks)))
@@ -103,7 +106,7 @@ def packed_events(events: DataFrame, parts: int, cut: Collection[str]) -> DataFr
 
 
 def packed_proofs(proofs: DataFrame, parts: int) -> DataFrame:
-    """Proofs that were kept, in parts again."""
+    """Proofs that an earlier audit stored, packed by part."""
 
     def cut_again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _packed((_matrix(batch) for batch in batches), parts)
@@ -112,7 +115,7 @@ def packed_proofs(proofs: DataFrame, parts: int) -> DataFrame:
 
 
 def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
-    """Jobs that have to be looked at again, counts, and spans of lines, in one pass."""
+    """Jobs that need another look, counts, and claim order by time span, in one pass."""
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part, rows in _jobs_by_part(batches):
@@ -134,7 +137,7 @@ def judged(packed: DataFrame, parts: int, *, quiesced: bool) -> DataFrame:
 
 
 def proven(packed: DataFrame, parts: int) -> DataFrame:
-    """The proofs themselves, a row each: for the few questions that need all of them."""
+    """The proofs themselves, one row per job, for the few checks that need all of them."""
 
     def show(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(name, pa.int64()) for name in ROW])
@@ -153,7 +156,7 @@ def _judgement(part: int, rows: Ints, parts: int, quiesced: bool) -> Iterator[pa
     in_doubt = unproven(rows, quiesced=quiesced)
     ended = has_ended(rows)
     yield _wide(COUNTED, [part], [counted(rows, in_doubt)])
-    # Of jobs in doubt the order is asked again, with them, once there are any.
+    # If any job is in doubt, the order of all jobs is checked again, including those.
     places = order.places(rows, ~in_doubt)
     numbers, blobs = by_part(places, order.span_keys(places), parts)
     yield _wide(PLACES, numbers, blobs)

@@ -1,15 +1,16 @@
-"""The proof: one row a job, by sums that need no order and add up in any way.
+"""The proof: one row per job, made of sums that can be added in any order.
 
-Every event says what its writer saw and what it left. The sum of the hashes of what a job's events
-left, less those of what they saw, is, if the chain is whole, only what the last one left: each
-other hash is added once and taken away once, and the first saw nothing. So an unbroken chain is
-proven, up to one chance in 2**38, without sorting, and rows of parts of the history merge into the
-row of the whole. What concerns one event alone is an ordinary condition.
+Every event records the state of the job before it and after it. Take the sum of the hashes of the
+states after, minus the sum of the hashes of the states before. If the chain of events is unbroken,
+only the hash of the last state remains: every other state is added once and subtracted once, and
+the first event has no state before. So an unbroken chain is proven without sorting, with an error
+probability of 2**-38, and the rows of several parts of a history can be merged. Invariants of a
+single event are ordinary conditions.
 
-An event is a row too, the proof of a history of one event: so there is one way to make rows, by
-columns, and one to merge them (`merged`). A row is ten whole numbers: jobs go by a hash of their
-id, and what belongs to the last event is packed behind that event's number, so that one maximum
-finds both. A job that is not proven is not yet guilty: it is looked at closely (`explain`).
+The row of one event is the proof of a history of one event. So there is one function that makes
+rows, from columns, and one that merges them (`merged`). A row is ten integers. A job is identified
+by the hash of its id. Values of the last event are packed behind the number of the event, so that
+one maximum finds both. A job that is not proven may still be correct: `explain` checks it.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ BAD, LATE_CLOCK, PAUSES, EXPIRED, CUT, STRANGE = 1, 2, 4, 8, 16, 32
 KNOWN_AT, PRIORITY_AT = 8, 32
 CLOCK_SLACK_MS = 1_000
 PLACE_BITS = 22
-# A place behind all others: nothing of the kind happened.
+# A position after all others: there was no such event.
 NEVER = 2**63 - 1
 
 # Packed numbers: the event's number, then two bits for what it left, then part of a hash.
 _VER_AT, _KIND_AT, _VER_MAX = 40, 38, 1 << 22
 _REST, _HASH = (1 << _VER_AT) - 1, (1 << _KIND_AT) - 1
-# By the bits that a job has: the last of its contracts.
+# From the bits of a job's contracts to the number of the last one.
 _CODES = np.array([bits.bit_length() - 1 for bits in range(step.CONTRACT_MASK + 1)], np.int64)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
-# Texts of which a page has few different ones, and those of which it may have many.
+# Columns with few distinct strings in a page; NEEDED adds the other columns.
 FEW = ("journal", "contract", "queue", "type", "from_state", "to_state", "worker_id")
 NEEDED = (
     *FEW, "job_id", "token_h", "pos", "ts_ms", "ver", "attempt", "fence", "prev_fence",
@@ -62,7 +63,7 @@ NEEDED = (
 
 
 def proof(events: pa.RecordBatch, *, cut: Collection[str] = ()) -> Ints:
-    """The rows of the jobs of these events, some of a job if few jobs have several events here.
+    """The rows of these events: one per job, or one per event if few jobs have several events.
 
     `cut` names journals whose beginning is missing.
     """
@@ -76,7 +77,7 @@ def merged(rows: Ints) -> Ints:
 
 
 def lightened(rows: Ints) -> Ints:
-    """As `merged`, if that leaves far fewer; else as they are, to be merged later."""
+    """As `merged` if that leaves far fewer rows; else unchanged, to be merged later."""
     found = pa.array(job_keys(rows)).dictionary_encode()
     jobs = len(found.dictionary)
     if 4 * jobs > 3 * rows.shape[1]:
@@ -91,7 +92,7 @@ def _folded(rows: Ints, which: Ints, jobs: int) -> Ints:
     one_of = np.empty(jobs, np.int64)
     one_of[which] = np.arange(count)
     whole = np.take(rows, one_of, axis=1)
-    # The one that was taken would count twice where twice is not once.
+    # These are sums: the row that was copied would count twice.
     whole[[N, X]] = 0
     for number, fold in _FOLDS.items():
         fold.at(whole[number], which, rows[number])
@@ -116,16 +117,16 @@ def joined(rows: Ints) -> Ints:
 
 
 def job_keys(rows: Ints) -> Hashes:
-    """By what a job goes: its own hash and that of its line, in one.
+    """The key of a job: its own hash combined with that of its line.
 
-    Two jobs of a line that share a hash are not proven, and told apart when they are looked at.
+    Two jobs of a line with the same hash are not proven; `explain` distinguishes them.
     """
     keys: Hashes = rows[LINE_H].view(np.uint64) * _MIX + rows[JOB_H].view(np.uint64)
     return keys
 
 
 def unproven(rows: Ints, *, quiesced: bool) -> Bools:
-    """Whether a job's row leaves anything open."""
+    """Whether a job's row does not prove the job correct."""
     ends = (rows[HI] ^ rows[X]) & _HASH
     misplaced = (rows[LAST_POS] ^ rows[MAX_POS]) & _REST
     is_broken = begins_late(rows) | (ends != 0) | (misplaced != 0)
@@ -142,13 +143,13 @@ def has_ended(rows: Ints) -> Bools:
 
 
 def has(rows: Ints, flag: int) -> Bools:
-    """Whether an event of the job is such a one."""
+    """Whether an event of the job has this flag."""
     found: Bools = (rows[FLAGS] & flag) != 0
     return found
 
 
 def begins_late(rows: Ints) -> Bools:
-    """Whether some events of a job, as a rule its first ones, are not there."""
+    """Whether some events of a job are missing, usually the first ones."""
     late: Bools = rows[N] != rows[HI] >> _VER_AT
     return late
 
@@ -169,7 +170,7 @@ class _Page:
         self.info = step.infos([self.few(name) for name in step.NAMED])
 
     def __getitem__(self, name: str) -> Ints:
-        """A column of numbers; one that is not there was not applicable."""
+        """A column of numbers; zeros if it is missing."""
         if name not in self._numbers:
             self._numbers[name] = self._read(name)
         return self._numbers[name]
@@ -199,14 +200,14 @@ class _Page:
         return column
 
     def is_a(self, bits: int) -> Bools:
-        """Whether a step is such a one; a step that is not allowed is none of them."""
+        """Whether a step has one of these bits; a step that is not allowed has none."""
         if bits not in self._kinds:
             self._kinds[bits] = (self.info & bits) != 0
         return self._kinds[bits]
 
 
 def _of_events(page: _Page, cut: Collection[str]) -> Ints:
-    """What each event says by itself, as a row."""
+    """One row per event."""
     ver, pos = page["ver"], page["pos"]
     is_step = ver > 0
     left, saw = _left_and_saw(page)
@@ -233,7 +234,7 @@ def _line_h(texts: Sequence[str]) -> int:
 
 
 def _left_and_saw(page: _Page) -> tuple[Ints, Ints]:
-    """What an event left behind, with its number, and what its writer found, in the same words."""
+    """Hashes of the state after each event, and of the state before it."""
     ver, attempt = page["ver"], page["attempt"]
     who = text_hashes(page.few("worker_id")) ^ (text_hashes(page.texts("token_h")) * _MIX)
     who = who.view(np.int64)
@@ -254,13 +255,13 @@ def _left_and_saw(page: _Page) -> tuple[Ints, Ints]:
         np.where(page.is_a(step.FROM_FINAL), -1, before),
         np.where(page.is_a(step.FROM_RUNNING), who, 0),
     )
-    # Before the first there is nothing.
+    # Before the first event there is no state.
     saw[ver == 1] = 0
     return left.view(np.int64), saw.view(np.int64)
 
 
 def _flags(page: _Page, cut: Collection[str]) -> Ints:
-    """What is wrong with an event by itself, and what it says of its job for good."""
+    """Flags of each event: errors of the event itself, and facts about its job."""
     ver = page["ver"]
     allowed = page.is_a(step.ALLOWED)
     flags = ((page.info >> step.CONTRACT_AT) & step.CONTRACT_MASK) << KNOWN_AT
@@ -277,7 +278,7 @@ def _flags(page: _Page, cut: Collection[str]) -> Ints:
 
 
 def _is_bad(page: _Page) -> Bools:
-    """Of an allowed step: whether its numbers are wrong."""
+    """Whether the numbers of an allowed step are wrong."""
     ver, attempt, fence = page["ver"], page["attempt"], page["fence"]
     lease, held = page["lease_until_ms"], page["prev_lease_until_ms"]
     limit, submits = page["max_attempts"], page.is_a(step.SUBMITS)

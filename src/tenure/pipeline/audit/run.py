@@ -1,4 +1,4 @@
-"""One audit: prove, explain what was not proven, look at the lines, sum up."""
+"""One audit: prove, explain what was not proven, check the order of claims, summarize."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenure.pipeline.audit.invariants import INVARIANTS, TELLING, Invariant, app
 from tenure.pipeline.audit.lines import has
 from tenure.pipeline.audit.order import are_mixed
 from tenure.pipeline.audit.proof import CUT, KEYS, LATE_CLOCK, ROW
-from tenure.pipeline.audit.shares import LakeShares
+from tenure.pipeline.audit.read_plan import ReadPlan
 from tenure.pipeline.audit.steps import CONTRACTS
 from tenure.pipeline.schema import NAMES
 
@@ -30,7 +30,7 @@ _DERIVED = {"ver", "from_state", "prev_fence", "prev_lease_until_ms"}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the summary: an invariant, whom it was asked of, what came of it."""
+    """One line of the summary: an invariant, how many jobs it was checked for, the result."""
 
     invariant: str
     text: str
@@ -42,14 +42,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> str:
-        """In a word: broken, sound, or not to be seen (`reason` says why no journal shows it)."""
+        """In a word: broken, sound or not seen (`reason` says why no journal shows it)."""
         if self.violations:
             return "BROKEN"
         return "sound" if self.jobs > self.unobserved else "not seen"
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit found. `open_jobs` have not ended, `looked_at` the proof alone did not settle.
+    """The result of an audit. `open_jobs` have not ended, `looked_at` were not proven.
 
     `begins_late` are jobs whose first events are missing because their journal is cut.
     """
@@ -73,26 +73,26 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What is audited: new events, everything there is, and what is known from before.
+    """What is audited: new events, all events, and the results of earlier audits.
 
-    `new` are files of a lake or any rows of events; `all` gives the rows of all events, which only
-    an audit that leaves something open asks for. `cut` names journals whose beginning is missing;
-    `unseen` the columns nobody wrote. `outbox` are all events of outboxes, if there are any, and
-    `told` the places up to which an earlier audit judged them.
+    `new` are files of a lake or rows of events. `all` returns the rows of all events; it is called
+    only if the proof leaves something open. `cut` names journals whose beginning is missing,
+    `unseen` the columns that are empty. `outbox` are all events of outboxes, if there are any, and
+    `checked_upto` the positions up to which an earlier audit checked them.
     """
 
-    new: DataFrame | LakeShares
+    new: DataFrame | ReadPlan
     all: Callable[[], DataFrame]
     carried: DataFrame | None = None
     cut: Sequence[str] = ()
     unseen: frozenset[str] = frozenset()
     quiesced: bool = False
     outbox: DataFrame | None = None
-    told: Mapping[str, int] = {}
+    checked_upto: Mapping[str, int] = {}
 
 
 class Audit:
-    """Steps of one audit over one history; results are read from its attributes, then `close`."""
+    """One audit of one history; call `close` after the results have been read."""
 
     def __init__(self, spark: SparkSession, history: History) -> None:
         self._history = history
@@ -104,21 +104,21 @@ class Audit:
             self._packed = self._packed.unionByName(carried)
         judged = parts.judged(self._packed, self._parts, quiesced=history.quiesced)
         self._kept = judged.persist(StorageLevel.MEMORY_AND_DISK)
-        told = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
-        self._counts = added(row.rows for row in told if row.what == parts.COUNTED)
-        spans = parts.spans_of(row.rows for row in told if row.what == parts.SPANS)
+        summaries = self._kept.where(F.col("what") != parts.JOB).select("what", "rows").collect()
+        self._counts = added(row.rows for row in summaries if row.what == parts.COUNTED)
+        spans = parts.spans_of(row.rows for row in summaries if row.what == parts.SPANS)
         self._is_mixed = are_mixed(spans)
         self.is_clean = True
         self.violations = self._find().persist(StorageLevel.MEMORY_AND_DISK)
         self._found = self._tally()
 
     def close(self) -> None:
-        """Let go of what is kept between the steps."""
+        """Free the data that Spark holds between the steps."""
         self._kept.unpersist()
         self.violations.unpersist()
 
     def carry(self) -> DataFrame:
-        """What the next audit must know of this one: jobs that have not ended, or are in doubt."""
+        """What the next audit needs of this one: the rows of jobs that have not ended."""
         return self._jobs(~F.col("has_ended") & (F.col("n") > 0)).select(*ROW)
 
     def counts(self) -> dict[str, Counts]:
@@ -138,7 +138,7 @@ class Audit:
         )
 
     def verdicts(self, jobs: Mapping[str, int]) -> list[Verdict]:
-        """What came of each invariant, asked of so many jobs of each contract."""
+        """The result for each invariant; `jobs` counts the jobs of each contract."""
         return [self._verdict(each, jobs) for each in INVARIANTS]
 
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
@@ -160,7 +160,7 @@ class Audit:
         )
 
     def _strangers(self, contract: str) -> int:
-        """Jobs of which others made steps that nobody saw."""
+        """How many jobs have steps of other programs that left no event."""
         row = self.counts().get(contract)
         return self._found.get((UNOBSERVED, contract), 0) + (row.strange if row else 0)
 
@@ -177,7 +177,7 @@ class Audit:
         return self._kept.where((F.col("what") == parts.JOB) & condition)
 
     def _find(self) -> DataFrame:
-        """Only what the proof leaves open is looked for in the events once more."""
+        """Read the events again only for what the proof leaves open."""
         history = self._history
         found = []
         if any(row.looked_at for row in self._counts):
@@ -189,7 +189,7 @@ class Audit:
         if any(row.pauses for row in self._counts):
             found.append(lines.claimed_while_paused(history.all()))
         if history.outbox is not None:
-            found.append(gone_back(history.outbox, history.told))
+            found.append(gone_back(history.outbox, history.checked_upto))
         found += self._overtaken()
         if not found:
             return self._nothing
@@ -213,11 +213,11 @@ class Audit:
 
 
 def completed(rows: DataFrame) -> tuple[DataFrame, frozenset[str]]:
-    """A history file made fit: what is missing is derived from order, or named as not seen.
+    """A history file with missing columns derived from the order of events; and their names.
 
-    Columns that are null throughout were not written. The number of an event, and what its writer
-    saw, follow from the events before it; but then they prove nothing, so that the invariants which
-    need them are not judged.
+    Columns that are null throughout were not written. The number of an event and the state before
+    it are derived from the events before it. Derived values prove nothing, so the invariants that
+    need these columns are not checked.
     """
     present = rows.agg(*(F.count(name).alias(name) for name in NAMES)).collect()[0].asDict()
     unseen = frozenset(name for name in NAMES if not present[name])

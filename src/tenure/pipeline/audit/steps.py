@@ -1,9 +1,9 @@
-"""Which steps the contracts allow, as a small table, and how a column of events is looked up in it.
+"""A table of the steps that the contracts allow, and the lookup of columns of events in it.
 
-It is made of the same rule by which the fold judges a step, so that the two cannot disagree. What
-the proof must know of a step is one number: where it leads from and to, what kind of step it is,
-and short numbers for its two states. Texts are compared once for each kind of step that a page of
-events has, not once for each event.
+The table is made with the same function that `core.journal` checks steps with, so the two cannot
+disagree. What the proof needs to know of a step is packed into one number: the states before and
+after, and the kind of step. Strings are compared once for each distinct step of a page, not for
+each event.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MACHINES = machines()
 CONTRACTS = tuple(MACHINES)
 WAITING, RUNNING, FINAL, GONE = 0, 1, 2, 3
 
-# Where a step leads from and to, and what it is.
+# The kinds of the states before and after, and the kind of step.
 FROM_RUNNING, TO_RUNNING, FROM_FINAL, TO_FINAL = 1, 2, 4, 8
 SUBMITS, CLAIMS, GIVES_BACK, REAPS = 16, 32, 64, 128
-# IN_TIME: its time should be that of its place; a job may be submitted with an older one.
+# IN_TIME: its time should be that in its position; a submit may have an earlier time.
 EXTENDS, REMOVES, REOPENS, IN_TIME = 256, 512, 1024, 2048
 KIND_AT, CONTRACT_AT, WAS_AT, BECOMES_AT = 12, 14, 20, 25
 KIND_MASK, CONTRACT_MASK, STATE_MASK = 3, 63, 31
-# Whether it is a sound step at all; if not, what else it may be.
+# Whether the step is allowed; if not, what else it may be.
 ALLOWED, PAUSES, EXPIRES = 1 << 32, 1 << 33, 1 << 34
 
 _OF_TYPE = {
@@ -47,7 +47,7 @@ _OF_TYPE = {
 _BESIDE = ("reject", "pause", "resume")
 NAMED = ("contract", "type", "from_state", "to_state")
 _NUMBERS = ("bits", "kind", "was", "becomes")
-# Up to so many combinations of texts are looked up in a plain list.
+# Up to this many combinations are looked up in a list.
 _LIST_MAX = 1 << 20
 
 Step = tuple[str, ...]
@@ -59,7 +59,7 @@ def infos(texts: Sequence[pa.DictionaryArray]) -> Ints:
 
 
 def looked_up(texts: Sequence[pa.DictionaryArray], value: Callable[[Step], int]) -> Ints:
-    """For each row the number that belongs to its texts; asked once for each combination."""
+    """For each row the value for its strings; computed once for each combination."""
     code = np.zeros(len(texts[0]), np.int64)
     for each in texts:
         code *= max(1, len(each.dictionary))
@@ -84,7 +84,7 @@ def _combination(code: int, words: Sequence[Sequence[str]]) -> Step:
 
 
 def known_steps() -> pa.Table:
-    """Every step of a sound history with what the proof must know of it, for other engines."""
+    """Every allowed step with what the proof needs to know of it, for other engines."""
     rows = [
         dict(zip(NAMED, step, strict=True)) | _numbers(MACHINES[step[0]], step)
         for step in _sound_steps()
@@ -115,12 +115,12 @@ def _sound_steps() -> dict[Step, None]:
 
 
 def _steps_of(machine: Machine) -> Iterator[Step]:
-    """What is allowed, less what only a holder or nobody may do from where it begins."""
+    """The allowed steps, without claims of running jobs and writes to jobs that do not run."""
     states = _states(machine)
     for name in EVENT_TYPES:
         for here in states:
             from_running = here in machine.running
-            # I7 and I8: for the fold, these are no matter of the table alone.
+            # I7 and I8: `core.journal` reports these as their own invariants.
             if (name == "claim" and from_running) or (name in BY_HOLDER and not from_running):
                 continue
             for there in states:
@@ -133,7 +133,7 @@ def _states(machine: Machine) -> tuple[str, ...]:
 
 
 def _numbers(machine: Machine, step: Step) -> dict[str, int]:
-    """Of an allowed step: where it leads from and to."""
+    """The numbers of an allowed step: its bits, the kind and the two states."""
     _, name, here, there = step
     bits = (
         FROM_RUNNING * (here in machine.running)

@@ -1,8 +1,8 @@
-"""Small files become large ones: neighbours of one journal and day are written as one.
+"""Merges small files: neighbours of one journal and day become one large file.
 
-Only files that no batch can write again are touched: those before the last batch. Killed at any
-moment, it leaves the small files beside the large one that covers them, and readers know which
-count (`layout`); the next run removes them.
+Only files from before the last batch are merged, because no batch can write them again. If it is
+killed, the small files may remain beside the large one that covers them. Readers ignore them
+(`layout`), and the next run removes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import groupby
 from tenure.pipeline.lake.files import ROWS_IN_GROUP, LakeFiles
 from tenure.pipeline.lake.layout import EventFile, event_files, superseded
 from tenure.pipeline.lake.progress import all_progress
-from tenure.pipeline.schema import ARROW, place
+from tenure.pipeline.schema import ARROW, position_number
 from tenure.pipeline.source.offsets import epoch_name
 
 FILES_MIN = 8
@@ -27,15 +27,15 @@ def compact(
     files_min: int = FILES_MIN,
     before_removing: Callable[[], object] = lambda: None,
 ) -> int:
-    """Merge where a day has at least so many small files in a row; returns how many went.
+    """Merge where a day has at least `files_min` small neighbours; returns how many files it saved.
 
     `before_removing` is called when a large file is there and the small ones still are.
     """
     settled = {
-        epoch_name(each.journal, each.epoch): place(each.after) if each.after else 0
+        epoch_name(each.journal, each.epoch): position_number(each.after) if each.after else 0
         for each in all_progress(lake)
     }
-    # What a large file covers is certainly in it, whatever its age.
+    # A large file holds everything in the ranges that it covers.
     for file in superseded(lake):
         if file.upto <= settled.get(file.journal, 0):
             lake.remove(file.path)
@@ -51,7 +51,7 @@ def compact(
 
 
 def _runs(lake: LakeFiles, settled: dict[str, int]) -> Iterator[list[EventFile]]:
-    """Small neighbours whose sum is not yet too large."""
+    """Groups of small neighbours whose total size is within the limit."""
     old = [file for file in event_files(lake) if file.upto <= settled.get(file.journal, 0)]
     for _, group in groupby(old, key=lambda file: (file.day, file.journal)):
         run: list[EventFile] = []

@@ -1,8 +1,8 @@
-"""The events as a Delta table too: a log beside the same files, for readers that want one.
+"""An optional Delta log beside the files of events, which makes them a Delta table.
 
-The log is made of what the lake holds, never the other way round. So it needs no jar, costs one
-small file for every change, and a capture that was killed before it wrote the log writes it when it
-starts again. Readers see every event once, whatever a compaction is doing meanwhile.
+The log is derived from the files of the lake. So it needs no jar and costs one small file for every
+change. A capture that was killed before it wrote the log writes it at its next start. Readers see
+every event once, also during a compaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What capture reads: the ranges of journals that are to be captured next, as rows."""
+"""The Spark source of capture: the ranges of journals to capture next, as rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from tenure.pipeline.lake.files import LakeFiles
 from tenure.pipeline.lake.progress import all_progress, mark_of, note_gap, units_read
-from tenure.pipeline.source.journal import Span
-from tenure.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
+from tenure.pipeline.source.journal import RangePartition
+from tenure.pipeline.source.offsets import Follower, Gap, JournalRange, Mark, Offset
 
-PIECE_DDL = "journal string, url string, after string, upto string, epoch int, base bigint"
-_FIELDS = tuple(field.name for field in msgspec.structs.fields(Piece))
+RANGE_DDL = "journal string, url string, after string, upto string, epoch int, base bigint"
+_FIELDS = tuple(field.name for field in msgspec.structs.fields(JournalRange))
 
 
 class RangeFeed(DataSource):
@@ -29,12 +29,12 @@ class RangeFeed(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure-ranges"
 
     def schema(self) -> str:
-        """The fields of `Piece`."""
-        return PIECE_DDL
+        """The fields of `JournalRange`."""
+        return RANGE_DDL
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         """For a stream."""
@@ -52,7 +52,7 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Behind what the lake holds: a checkpoint that was lost is not missed."""
+        """After what the lake holds: so a lost checkpoint does no harm."""
         return self._follow().begin()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -72,12 +72,15 @@ class RangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One for each range."""
-        return [Span(piece) for piece in self._follow().pieces(start, end, self._parts)]
+        return [
+            RangePartition(journal_range)
+            for journal_range in self._follow().ranges(start, end, self._parts)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs in a task: one row."""
-        piece = cast("Span", partition).piece
-        yield tuple(getattr(piece, name) for name in _FIELDS)
+        journal_range = cast("RangePartition", partition).journal_range
+        yield tuple(getattr(journal_range, name) for name in _FIELDS)
 
     def stop(self) -> None:
         """Close connections."""

@@ -1,4 +1,4 @@
-"""Files of the lake, on a disk or in a bucket (`s3://...`), in steps that are whole or not at all.
+"""Files of the lake, on a disk or in a bucket (`s3://...`), written atomically.
 
 A file appears under its name only when it is complete: on a disk by renaming, in a bucket because
 an object appears with its last byte.
@@ -23,7 +23,7 @@ from tenure.core.errors import NotFound, UsageError
 from tenure.pipeline.schema import SCHEMA_VERSION
 from tenure.store.files import private_folder
 
-# Readers side by side share a file by its row groups.
+# Parallel readers divide a file by its row groups.
 ROWS_IN_GROUP = 131_072
 _HIDDEN = "_writing-"
 _LABEL = "lake.json"
@@ -60,7 +60,7 @@ class LakeFiles:
         return f"{scheme}://{self._root}/{path}"
 
     def begin(self) -> None:
-        """Make it a lake, or refuse a folder that is something else or of a newer version."""
+        """Make it a lake; refuses a folder with other files, and a lake of a newer version."""
         known = self.read_json(_LABEL)
         if known is None:
             if self.names("") and not self.names("events"):
@@ -156,9 +156,9 @@ class LakeFiles:
     def pages(
         self, path: str, columns: Sequence[str], *, few: Sequence[str], rows: int, nth: int, of: int
     ) -> Iterator[pa.RecordBatch]:
-        """Some columns of the `nth` of `of` shares of a Parquet file, so many rows at once.
+        """Some columns of slice `nth` of `of` of a Parquet file, `rows` at a time.
 
-        Texts of the columns `few` come as a dictionary. A column that is not there is left out.
+        Columns in `few` are dictionary-encoded. A column that is missing in the file is left out.
         """
         with self._system.open_input_file(f"{self._root}/{path}") as source:
             file = pq.ParquetFile(source, read_dictionary=list(few))
@@ -217,7 +217,7 @@ def _remote(lake: str) -> tuple[fs.FileSystem, str]:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows_least: int) -> Iterator[pa.RecordBatch]:
-    """Batches of a good size, and never more than one of them in memory."""
+    """Small batches joined to ones of at least `rows_least` rows, one in memory at a time."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Which files hold the events: names that say their range, and which of them count.
+"""The files of events: their names, which say their range, and which of them are current.
 
-A file is superseded by another of the same journal and day whose range contains its own: what a
-compaction leaves behind when it is killed between writing the large file and removing the small.
+A file is superseded by another of the same journal and day whose range contains its own. A
+compaction leaves such files if it is killed before it removes the small ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.schema import place
+from tenure.pipeline.schema import position_number
 
 EVENTS = "events"
 DAY_MS = 86_400_000
@@ -27,7 +27,7 @@ class EventFile(msgspec.Struct, frozen=True, order=True):
 
     @property
     def path(self) -> str:
-        """Where it lies in the lake."""
+        """Its path in the lake."""
         return f"{EVENTS}/day={self.day}/{self.name}"
 
     @property
@@ -43,11 +43,11 @@ class EventFile(msgspec.Struct, frozen=True, order=True):
 
 def event_file(day: str, journal: str, after: str, upto: str) -> EventFile:
     """The file for a range between two positions."""
-    return EventFile(day, journal, place(after) if after else 0, place(upto))
+    return EventFile(day, journal, position_number(after) if after else 0, position_number(upto))
 
 
 def parse_name(day: str, name: str) -> EventFile | None:
-    """The file behind a name; None for anything else that lies there."""
+    """The file of this name; None if the name is not one of ours."""
     stem, dot, kind = name.rpartition(".")
     parts = stem.split("~")
     if dot and kind == "parquet" and len(parts) == 3 and parts[1].isdecimal():
@@ -61,7 +61,7 @@ def days(lake: LakeFiles) -> list[str]:
 
 
 def event_files(lake: LakeFiles, of_days: Iterable[str] | None = None) -> list[EventFile]:
-    """The files that count."""
+    """The current files."""
     found: list[EventFile] = []
     for day in days(lake) if of_days is None else of_days:
         named = (parse_name(day, name) for name in lake.names(f"{EVENTS}/day={day}"))
@@ -70,7 +70,7 @@ def event_files(lake: LakeFiles, of_days: Iterable[str] | None = None) -> list[E
 
 
 def superseded(lake: LakeFiles) -> list[EventFile]:
-    """The files that do not count any more."""
+    """The superseded files."""
     counting = set(event_files(lake))
     return [
         file

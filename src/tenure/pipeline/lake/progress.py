@@ -1,8 +1,8 @@
 """How far capture has come with each journal, kept beside Spark's own checkpoint.
 
-Spark knows offsets; it does not know how many entries lay between them, and it may repeat its last
-batch after a crash. So the lake keeps for each journal what the last batch wrote: a repeated batch
-finds its work done, and counts stay exact.
+Spark stores offsets, but not how many entries were between them, and it may repeat its last batch
+after a crash. So the lake records for each journal what the last batch wrote. A repeated batch sees
+that its work is done, and counts stay exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from tenure.core.registry import parse_url
 from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.schema import place
+from tenure.pipeline.schema import position_number
 from tenure.pipeline.source.offsets import Gap, Mark, epoch_name
 
 PROGRESS = "_capture/journals"
@@ -56,7 +56,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     def then(self, ranges: Sequence[Written]) -> Progress:
         """After one more batch."""
-        ordered = sorted(ranges, key=lambda each: place(each.after) if each.after else 0)
+        ordered = sorted(ranges, key=lambda each: position_number(each.after) if each.after else 0)
         after, upto = ordered[0].after, ordered[-1].upto
         return msgspec.structs.replace(
             self,
@@ -83,9 +83,9 @@ def all_progress(lake: LakeFiles) -> list[Progress]:
 
 
 def committed(lake: LakeFiles) -> dict[str, int]:
-    """Up to where each journal, epoch included, is in the lake for good."""
+    """The position up to which each journal, epoch included, is committed to the lake."""
     return {
-        epoch_name(each.journal, each.epoch): place(each.upto)
+        epoch_name(each.journal, each.epoch): position_number(each.upto)
         for each in all_progress(lake)
         if each.upto
     }
@@ -107,7 +107,7 @@ def write_progress(lake: LakeFiles, progress: Progress) -> None:
 
 
 def units_read(lake: LakeFiles, journal: str, mark: Mark) -> int:
-    """Everything accounted for up to a mark: read, named as lost, or gone before; -1: unknown."""
+    """The units up to a mark that were read, lost, or removed before; -1: unknown."""
     name = epoch_name(journal, mark.epoch)
     progress = read_progress(lake, name)
     if progress is None or progress.upto != mark.upto:
@@ -117,12 +117,12 @@ def units_read(lake: LakeFiles, journal: str, mark: Mark) -> int:
 
 
 def note_gap(lake: LakeFiles, gap: Gap) -> None:
-    """Name a gap; seen again at the same place it replaces itself."""
-    at = place(gap.after) if gap.after else 0
+    """Record a gap; one at the same position is replaced."""
+    at = position_number(gap.after) if gap.after else 0
     lake.write_json(f"{GAPS}/{gap.journal}~{at:019d}.json", gap)
 
 
 def gaps(lake: LakeFiles) -> list[Gap]:
-    """All gaps, by journal and place."""
+    """All gaps, by journal and position."""
     found = (lake.read_json(f"{GAPS}/{name}") for name in lake.names(GAPS))
     return [msgspec.convert(gap, Gap) for gap in found if gap is not None]

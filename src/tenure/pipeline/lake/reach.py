@@ -1,4 +1,4 @@
-"""Whether Spark itself can read and write where a lake lies.
+"""Whether Spark itself can read and write a lake.
 
 Files of a lake in a bucket are read and written by Arrow, which knows S3. Spark needs Hadoop's
 connector for it, a jar that PySpark does not bring.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tenure.core.errors import UsageError
 from tenure.pipeline.lake.files import LakeFiles
-from tenure.pipeline.plainly import lacks_connector
+from tenure.pipeline.spark_errors import lacks_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +20,7 @@ _HADOOP_OLDEST = "3.4.1"
 
 
 def is_reached(spark: SparkSession, lake: LakeFiles) -> bool:
-    """Whether Spark has what it takes to read this lake; looks at no file."""
+    """Whether Spark has a connector for this lake; reads no file."""
     if lake.is_disk:
         return True
     try:
@@ -28,7 +28,7 @@ def is_reached(spark: SparkSession, lake: LakeFiles) -> bool:
     except Exception as error:
         if lacks_connector(str(error)):
             return False
-        # It is there, and has something to say about the address: so will whoever reads.
+        # There is a connector, and it reports an error; the real read will raise it.
     return True
 
 

@@ -1,7 +1,7 @@
 """The name under which stores know a lake, so that they do not trim what it has not kept yet.
 
-It is given once and lies in the lake: a lake that is moved, or captured from another machine, is
-the same reader.
+The name is made once and stored in the lake. So a lake that is moved, or written from another
+machine, stays the same reader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What capture writes: ranges go in, files of events come out.
+"""The Spark sink of capture: gets ranges of journals and writes files of events.
 
-Rows of events never pass through Spark here. It plans which ranges to read and remembers how far
-they reach; each task reads its range straight from the store into Parquet. That is as fast as a
-plain program on each core, and as safe as Spark's checkpoint.
+Events do not pass through Spark. Spark plans the ranges and stores the offsets; each task reads its
+range from the store and writes it to Parquet. That is as fast as a plain program on each core, and
+as safe as Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pyspark.sql.types import StructType
 from tenure.pipeline.lake.files import LakeFiles, gathered
 from tenure.pipeline.lake.layout import DAY_MS, event_file, event_files
 from tenure.pipeline.lake.progress import Progress, Written, read_progress, write_progress
-from tenure.pipeline.schema import ARROW, place
-from tenure.pipeline.source.offsets import Piece, epoch_name
-from tenure.pipeline.source.opening import open_reel
-from tenure.pipeline.source.reel import BEGINNING, Read
+from tenure.pipeline.schema import ARROW, position_number
+from tenure.pipeline.source.offsets import JournalRange, epoch_name
+from tenure.pipeline.source.opening import open_reader
+from tenure.pipeline.source.range_reader import BEGINNING, Read
 
 _ROWS_AT_ONCE = 50_000
 
@@ -48,7 +48,7 @@ class LakeSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure-lake"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
@@ -66,8 +66,12 @@ class LakeWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Runs in a task."""
         lake = LakeFiles(self._lake)
-        pieces = [msgspec.convert(row, Piece) for batch in iterator for row in batch.to_pylist()]
-        return Done(msgspec.json.encode([write_piece(lake, piece) for piece in pieces]))
+        ranges = [
+            msgspec.convert(row, JournalRange) for batch in iterator for row in batch.to_pylist()
+        ]
+        return Done(
+            msgspec.json.encode([write_range(lake, journal_range) for journal_range in ranges])
+        )
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
         """Runs in the driver, once a batch and again if its end was not noted."""
@@ -83,53 +87,59 @@ class LakeWriter(DataSourceStreamArrowWriter):
             now = (before or Progress(journal=journal, url="", epoch=epoch)).then(ranges)
             _remove_strays(lake, now)
             write_progress(lake, now)
-            # A batch may be repeated until the next one began: what it needs must not be trimmed.
+            # A batch may be repeated until the next one begins: the store must not trim its events.
             tell_store(ranges[0].url, now.after or BEGINNING, self._reader)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing: whatever was written has the names of its range and is written again."""
+        """Nothing: the files are named for their ranges, and will be replaced."""
 
 
 def tell_store(url: str, upto: str, reader: str) -> None:
-    """Everything up to here is kept: the store may trim it. "" is a reader that comes no more."""
-    reel = open_reel(url)
+    """Tell the store that it may trim up to here; "" removes the reader."""
+    range_reader = open_reader(url)
     try:
-        reel.captured(upto, reader)
+        range_reader.captured(upto, reader)
     finally:
-        reel.close()
+        range_reader.close()
 
 
-def write_piece(lake: LakeFiles, piece: Piece) -> Written:
+def write_range(lake: LakeFiles, journal_range: JournalRange) -> Written:
     """One range into files; a range that was committed before is not read again."""
     seen = Read()
     files: list[str] = []
-    before = read_progress(lake, piece.name)
-    if before is not None and place(piece.upto) <= place(before.upto):
-        return _written(piece, seen, files, repeated=True)
-    reel = open_reel(piece.url, piece.name)
+    before = read_progress(lake, journal_range.name)
+    if before is not None and position_number(journal_range.upto) <= position_number(before.upto):
+        return _written(journal_range, seen, files, repeated=True)
+    range_reader = open_reader(journal_range.url, journal_range.name)
     try:
         with ExitStack() as stack:
             open_files: dict[str, pq.ParquetWriter] = {}
-            for batch in gathered(reel.read(piece.after, piece.upto, seen), _ROWS_AT_ONCE):
+            for batch in gathered(
+                range_reader.read(journal_range.after, journal_range.upto, seen), _ROWS_AT_ONCE
+            ):
                 for day, rows in _by_day(batch):
                     if day not in open_files:
-                        file = event_file(day, piece.name, piece.after, piece.upto)
+                        file = event_file(
+                            day, journal_range.name, journal_range.after, journal_range.upto
+                        )
                         files.append(file.path)
                         open_files[day] = stack.enter_context(lake.writer(file.path, ARROW))
                     open_files[day].write_batch(rows)
     finally:
-        reel.close()
-    return _written(piece, seen, files)
+        range_reader.close()
+    return _written(journal_range, seen, files)
 
 
-def _written(piece: Piece, seen: Read, files: list[str], *, repeated: bool = False) -> Written:
+def _written(
+    journal_range: JournalRange, seen: Read, files: list[str], *, repeated: bool = False
+) -> Written:
     return Written(
-        journal=piece.journal,
-        url=piece.url,
-        epoch=piece.epoch,
-        base=piece.base,
-        after=piece.after,
-        upto=piece.upto,
+        journal=journal_range.journal,
+        url=journal_range.url,
+        epoch=journal_range.epoch,
+        base=journal_range.base,
+        after=journal_range.after,
+        upto=journal_range.upto,
         units=seen.units,
         rows=seen.rows,
         files=files,
@@ -156,11 +166,15 @@ def day_name(number: int) -> str:
 
 
 def _remove_strays(lake: LakeFiles, progress: Progress) -> None:
-    """Files of the same ranges that an earlier try cut otherwise."""
+    """Remove files of the same ranges that an earlier try split differently."""
     name = epoch_name(progress.journal, progress.epoch)
     kept = {path for written in progress.ranges for path in written.files}
-    begin = place(progress.after) if progress.after else 0
+    begin = position_number(progress.after) if progress.after else 0
     for file in event_files(lake):
-        is_ours = file.journal == name and begin <= file.after and file.upto <= place(progress.upto)
+        is_ours = (
+            file.journal == name
+            and begin <= file.after
+            and file.upto <= position_number(progress.upto)
+        )
         if is_ours and file.path not in kept:
             lake.remove(file.path)

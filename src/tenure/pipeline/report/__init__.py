@@ -1,1 +1,1 @@
-"""The report: one page with charts, complete in itself, made from the lake alone."""
+"""The report: one self-contained page with charts, made from the lake."""

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by hand: lines over time, a heat map, bars. No script, no network."""
+"""Charts as SVG: lines over time, a heat map, bars. No script, no network."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def bars(rows: Sequence[tuple[str, float, str]], *, colour: str = COLOURS[0]) ->
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is whose."""
+    """The colours and their names."""
     marks = (
         f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
         for colour, name in zip(_colours(), names, strict=False)

@@ -1,4 +1,4 @@
-"""What the report shows, as small lists: everything large is summed up by Spark."""
+"""The figures of the report as small lists; Spark does the aggregation."""
 
 from __future__ import annotations
 

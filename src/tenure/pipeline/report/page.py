@@ -1,4 +1,4 @@
-"""The page itself: plain HTML with its style inside, readable without a network for years."""
+"""The page: plain HTML with its style inside, which needs no network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Columns of jobs that differ in ids and payloads alone, and the rows of the ledger they become.
 
-A submit looks at every job by itself. Here a whole part is looked at: what is the same in all its
-rows is checked, hashed and packed once, and the rest by whole columns.
+A submit checks every job by itself. Here many jobs are handled together: values that all rows share
+are checked, hashed and packed once, the others column by column.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tenure.store.postgres import Copied
 _JOB_ID = "^[A-Za-z0-9_.@:-]{1,128}$"
 _OWN = ("job_id", "payload", "payload_h", "request_hash")
 _OPTIONS = ("task", "priority", "delay_ms", "gid", "max_attempts")
-_DELAY_MS_MAX = 2**53  # what is later than that is for the submit to refuse
+_DELAY_MS_MAX = 2**53  # the submit refuses a longer delay
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 _PAYLOAD_H, _REQUEST_H = 8, 16  # bytes of a digest that are kept, in hexadecimal
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that differ in ids and payloads alone. `model` has all else of them."""
+    """Jobs that differ only in ids and payloads. `model` has all other values."""
 
     model: NewJob
     job_id: pa.Array
@@ -64,7 +64,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def part_of(batch: pa.RecordBatch) -> Part | None:
-    """The jobs of a batch, checked and hashed; None if they are not alike, or one is not sound."""
+    """The jobs of a batch, checked and hashed; None if options differ or a job is invalid."""
     job_id, payload = batch.column("job_id"), batch.column("payload")
     options = {name: batch.column(name) for name in _OPTIONS if name in batch.schema.names}
     are_alike = all(pc.count_distinct(each, mode="all").as_py() == 1 for each in options.values())
@@ -159,7 +159,7 @@ def _like(row: CopyRows, columns: Mapping[str, pa.Array]) -> Copied:
     """Rows like this one, which differ in these columns."""
     (first,) = row.records
     values = dict(zip(row.columns, first, strict=True))
-    told = {name: column for name, column in columns.items() if name in values}
-    same = {name: packed(name, value) for name, value in values.items() if name not in told}
-    rows = rows_of(list(told.values()), list(same.values()))
-    return Copied(row.table, (*told, *same), rows)
+    varying = {name: column for name, column in columns.items() if name in values}
+    same = {name: packed(name, value) for name, value in values.items() if name not in varying}
+    rows = rows_of(list(varying.values()), list(same.values()))
+    return Copied(row.table, (*varying, *same), rows)

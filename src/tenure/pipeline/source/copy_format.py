@@ -1,7 +1,7 @@
-"""Arrow columns as rows in the binary form of PostgreSQL's COPY, without a loop over the rows.
+"""Arrow columns as rows in the binary format of PostgreSQL's COPY, without a loop over the rows.
 
-Each field is its length and its bytes. The kernel that joins columns element by element leaves all
-rows one behind the other in a single buffer: that buffer is what COPY takes.
+A field is its length and its bytes. Arrow's kernel that joins columns element by element writes all
+rows one after the other into a single buffer, and COPY accepts that buffer as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHORT_COLUMNS = frozenset(
 _NOTHING = pa.scalar(b"", _BYTES)
 
 Part: TypeAlias = "bytes | pa.Array"
-"""What every row has at this place: the same bytes, or an element of its own."""
+"""A part of each row: the same bytes in all rows, or one element per row."""
 
 
 def rows_of(columns: Sequence[pa.Array], same: Sequence[bytes | None]) -> bytes:
@@ -75,7 +75,7 @@ def _length(value: bytes) -> bytes:
 
 
 def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbours that all rows share as one."""
+    """Merge neighbouring parts that are the same in all rows."""
     merged: list[Part] = []
     for part in parts:
         if merged and isinstance(part, bytes) and isinstance(merged[-1], bytes):

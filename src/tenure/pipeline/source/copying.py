@@ -1,10 +1,10 @@
-"""Columns of jobs straight into a table of the ledger: the same rows as a submit writes, by COPY.
+"""Writes columns of jobs into the ledger by COPY: the same rows as a submit writes.
 
-What is not simple enough for that (a job named twice, a payload that is no JSON, options that
-differ from row to row) is left to the submit, which answers job by job.
+Jobs that need more checks (an id used twice, a payload that is not JSON, options that differ from
+row to row) are left to the submit, which answers job by job.
 
-Ids make it safe to send a part again: what is stored already is found by its id, and counts as
-replayed when the request is the same.
+Ids make it safe to send jobs again: a job that is stored already is found by its id, and counts as
+replayed if the request is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BoxColumns:
         self._settings = settings
 
     async def store(self, batch: pa.RecordBatch) -> Stored:
-        """Store what can be stored in one piece."""
+        """Store the jobs that COPY can store."""
         part = part_of(batch)
         if part is None:
             return Stored(rest=batch)
@@ -42,7 +42,7 @@ class BoxColumns:
         await self._engine.close()
 
     async def _store_unknown(self, part: Part, batch: pa.RecordBatch) -> Stored:
-        """When some are known: those that are the same are done, and all others are new."""
+        """If some ids exist: jobs with the same request are done, all other jobs are new."""
         asked = [(job_id, "", "") for job_id in part.job_id.to_pylist()]
         settings = self._settings
         found = await self._engine.run(settings.table, "lookup", asked, queue=settings.queue)
@@ -56,7 +56,7 @@ class BoxColumns:
         return Stored(replayed=len(same), rest=batch.filter(pa.array(rest)))
 
     async def _copied(self, part: Part, sample: Sequence[str] = ()) -> bool:
-        """All of it, or nothing if one is known already; a sample of them is looked at before."""
+        """Store all jobs, or none if one exists already; a sample of ids is checked first."""
         none = [""] * len(sample)
         database = self._engine.database
 
@@ -73,6 +73,6 @@ class BoxColumns:
 
 
 def open_columns(url: str) -> BoxColumns | None:
-    """The box behind a URL of PostgreSQL; None of one whose jobs must be counted first."""
+    """The box behind a PostgreSQL URL; None if it limits its depth, because COPY does not count."""
     engine, settings = open_part(url, "box")
     return None if settings.depth_max else BoxColumns(engine, settings)

@@ -1,6 +1,6 @@
-"""The databases whose tables are journals: the few things that differ between the two.
+"""What differs between PostgreSQL and SQLite when their journal tables are read.
 
-PostgreSQL gives Arrow straight from its binary COPY, by ADBC; SQLite gives pages of rows.
+PostgreSQL returns Arrow batches (ADBC reads its binary COPY); SQLite returns pages of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_S = 0.005
 
 
 class Database(Protocol):
-    """What a reel asks of its database.
+    """What `SqlRangeReader` needs of a database.
 
     `has_rollbacks`: numbers may be missing though no row was removed.
     """
@@ -31,7 +31,7 @@ class Database(Protocol):
     has_rollbacks: bool
 
     def settled(self) -> int | None:
-        """A number up to which nothing is still to come; None if that is not certain now."""
+        """A number such that no row up to it is still to come; None if there is none now."""
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """A small result."""
@@ -40,47 +40,47 @@ class Database(Protocol):
         """A large one."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
 
 
-def open_database(tape: SqlFormat) -> Database:
-    """The database behind a tape."""
-    scheme = urlsplit(tape.store).scheme
+def open_database(fmt: SqlFormat) -> Database:
+    """The database that a `SqlFormat` names."""
+    scheme = urlsplit(fmt.store).scheme
     if scheme in ("sqlite", "libsql"):  # the same file, by another client
-        return SqliteFile(tape)
+        return SqliteFile(fmt)
     if scheme.startswith("postgres"):
-        return PostgresServer(tape)
+        return PostgresServer(fmt)
     raise UsageError(f"{scheme}: the journal of such a store cannot be read in bulk")
 
 
 class SqliteFile:
-    """One writer at a time: what is committed is complete, and a number not used is given again."""
+    """SQLite has one writer at a time: no gaps by open transactions, none by rollbacks."""
 
     has_rollbacks = False
 
-    def __init__(self, tape: SqlFormat) -> None:
+    def __init__(self, fmt: SqlFormat) -> None:
         # sqlite:///jobs.db is a file here, sqlite:////var/jobs.db one by its full path.
-        path = unquote(urlsplit(tape.store).path)[1:]
-        self._tape = tape
+        path = unquote(urlsplit(fmt.store).path)[1:]
+        self._format = fmt
         try:
             self._file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         except sqlite3.Error as error:
             raise StoreUnreachable(f"sqlite {path}: {error}") from error
 
     def settled(self) -> int | None:
-        """The last number that was ever given, also if its row is gone."""
-        numbered = self._tape.sequence or self._tape.table
-        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the tape
+        """The last number that was ever given, also if its row was removed."""
+        numbered = self._format.sequence or self._format.table
+        given = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{numbered}'"  # nosec B608 # a name of the format
         return int(self.rows(given)[0][0] or 0)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _told(sqlite3.Error):
+        with _store_errors(sqlite3.Error):
             return self._file.execute(query).fetchall()
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """In pages."""
-        with _told(sqlite3.Error):
+        with _store_errors(sqlite3.Error):
             cursor = self._file.execute(query)
         names = [column[0] for column in cursor.description]
         while page := cursor.fetchmany(_PAGE):
@@ -93,11 +93,11 @@ class SqliteFile:
 
 
 class PostgresServer:
-    """By ADBC."""
+    """PostgreSQL, read by ADBC."""
 
     has_rollbacks = True
 
-    def __init__(self, tape: SqlFormat) -> None:
+    def __init__(self, fmt: SqlFormat) -> None:
         try:
             from adbc_driver_postgresql import dbapi
         except ImportError:
@@ -105,17 +105,17 @@ class PostgresServer:
                 "reading PostgreSQL in bulk needs its ADBC driver; "
                 "pip install adbc-driver-postgresql"
             ) from None
-        self._tape = tape
+        self._format = fmt
         self._errors: type[Exception] = dbapi.Error
         try:
-            self._connection: Any = dbapi.connect(tape.store, autocommit=True)
+            self._connection: Any = dbapi.connect(fmt.store, autocommit=True)
         except dbapi.Error as error:
             raise StoreUnreachable(str(error).strip()) from error
 
     def settled(self) -> int | None:
         """The last number given out, when all who were writing then have ended."""
-        source = self._tape.sequence
-        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # nosec B608 # a name of the tape
+        source = self._format.sequence
+        given = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {source}"  # nosec B608 # a name of the format
         last = int(self.rows(given)[0][0])
         wanted = self._snapshot("pg_snapshot_xmax")
         until = time.monotonic() + _PATIENCE_S
@@ -127,14 +127,14 @@ class PostgresServer:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _told(self._errors), self._connection.cursor() as cursor:
+        with _store_errors(self._errors), self._connection.cursor() as cursor:
             cursor.execute(query)
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """As they come."""
-        with _told(self._errors), self._connection.cursor() as cursor:
+        with _store_errors(self._errors), self._connection.cursor() as cursor:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
 
@@ -147,8 +147,8 @@ class PostgresServer:
 
 
 @contextmanager
-def _told(errors: type[Exception]) -> Iterator[None]:
-    """What the driver says is wrong, in its first line."""
+def _store_errors(errors: type[Exception]) -> Iterator[None]:
+    """Errors of the driver as `ServerError`, with the first line of their text."""
     try:
         yield
     except errors as error:

@@ -1,4 +1,4 @@
-"""The jobs that a store holds now, as rows: what `table=jobs` reads, through the ledger."""
+"""The jobs that a store holds now, as rows (`table=jobs`), read through the ledger."""
 
 from __future__ import annotations
 

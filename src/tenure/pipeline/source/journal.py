@@ -8,7 +8,7 @@
 Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
 a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
 `pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
-`fail_on_loss` ("false" goes on where a trimmed journal has a hole). For writing see `writing`.
+`fail_on_loss` ("false" goes on if entries were trimmed unread). For writing see `writing`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tenure.core.errors import StoreError, UsageError
-from tenure.pipeline.schema import NAMES, ddl_of, place
+from tenure.pipeline.schema import NAMES, ddl_of, position_number
 from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
-from tenure.pipeline.source.offsets import Follower, Gap, Mark, Offset, Piece
-from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.pipeline.source.reel import Read
+from tenure.pipeline.source.offsets import Follower, Gap, JournalRange, Mark, Offset
+from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Read
 
 PARTS = 8
 _TABLES = ("journal", "jobs")
 
 
 class TenureSource(DataSource):
-    """A queue as Spark sees it."""
+    """A queue as a Spark data source."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "tenure"
 
     def schema(self) -> str:
@@ -90,11 +90,11 @@ class TenureSource(DataSource):
         return table
 
 
-class Span(InputPartition):
+class RangePartition(InputPartition):
     """One range of one journal."""
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
+    def __init__(self, journal_range: JournalRange) -> None:
+        self.journal_range = journal_range
 
 
 class JournalReader(DataSourceReader):
@@ -111,35 +111,38 @@ class JournalReader(DataSourceReader):
         parts = int(self._options.get("parts", PARTS))
         for url in _urls(self._options):
             name = journal_name(url)
-            reel = open_reel(url, name)
+            reader = open_reader(url, name)
             try:
-                head = reel.head()
+                head = reader.head()
                 after = self._options.get("after", "")
                 # An entry's id is never earlier than the events in it (streams only).
                 if self._since_ms and "-" in head.last:
                     since = f"{max(0, self._since_ms - 1)}-{2**64 - 1}"
-                    after = max(after, since, key=place)
+                    after = max(after, since, key=position_number)
                 upto = self._options.get("upto", "") or head.last
                 if upto:
-                    cut = reel.split(after, upto, parts)
-                    spans += [Span(Piece(journal=name, url=url, after=a, upto=b)) for a, b in cut]
+                    cut = reader.split(after, upto, parts)
+                    spans += [
+                        RangePartition(JournalRange(journal=name, url=url, after=a, upto=b))
+                        for a, b in cut
+                    ]
             finally:
-                reel.close()
+                reader.close()
         return spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        yield from read_piece(cast("Span", partition).piece, self._columns)
+        yield from read_range(cast("RangePartition", partition).journal_range, self._columns)
 
 
 class PushingReader(JournalReader):
-    """The same where the session pushes filters: a least time saves reading what lies before it.
+    """The same with filter pushdown: earlier events than the least `ts_ms` are not read.
 
     Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Takes note of a least `ts_ms`; Spark still applies every filter."""
+        """Remember the least `ts_ms`; Spark still applies every filter."""
         for each in filters:
             match each:
                 case (
@@ -180,11 +183,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Ranges between two offsets."""
         parts = int(self._options.get("parts", PARTS))
-        return [Span(piece) for piece in self._follow().pieces(start, end, parts)]
+        return [
+            RangePartition(journal_range)
+            for journal_range in self._follow().ranges(start, end, parts)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        yield from read_piece(cast("Span", partition).piece, self._columns)
+        yield from read_range(cast("RangePartition", partition).journal_range, self._columns)
 
     def stop(self) -> None:
         """Close connections."""
@@ -203,14 +209,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise StoreError(f"{gap}; the option fail_on_loss=false goes on without them")
 
 
-def read_piece(piece: Piece, columns: Sequence[str] = NAMES) -> Iterator[pa.RecordBatch]:
+def read_range(
+    journal_range: JournalRange, columns: Sequence[str] = NAMES
+) -> Iterator[pa.RecordBatch]:
     """The events of a range, some columns of them."""
-    reel = open_reel(piece.url, piece.name)
+    reader = open_reader(journal_range.url, journal_range.name)
     try:
-        for batch in reel.read(piece.after, piece.upto, Read()):
+        for batch in reader.read(journal_range.after, journal_range.upto, Read()):
             yield batch if len(columns) == len(NAMES) else batch.select(list(columns))
     finally:
-        reel.close()
+        reader.close()
 
 
 def _not_counted(_journal: str, _mark: Mark) -> int:

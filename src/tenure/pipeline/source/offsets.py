@@ -1,8 +1,8 @@
-"""How far a stream of journals has come: offsets that survive restarts, and what is missing.
+"""How far journals have been read: offsets that survive restarts, and what is missing.
 
 An offset holds one mark for each journal: the position up to which it was read, the store's count
-of everything ever added up to there (-1 where it is not known), and the epoch, which rises when a
-journal is found to begin anew: a store that was emptied, or restored from an older copy.
+of everything ever added up to there (-1 if unknown), and the epoch. The epoch rises when a journal
+is found to have started again: its store was emptied, or restored from an older copy.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from tenure.core.registry import parse_url
-from tenure.pipeline.schema import place
-from tenure.pipeline.source.opening import journal_name, open_reel
-from tenure.pipeline.source.reel import Head, Loss, Reel
+from tenure.pipeline.schema import position_number
+from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.range_reader import Head, Loss, RangeReader
 
 Reason = Literal["trimmed", "restarted"]
 
@@ -29,13 +29,13 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
     def follows(self, other: Mark) -> bool:
         """Whether there is anything between the other mark and this one."""
-        return (self.epoch, place(self.upto)) > (other.epoch, place(other.upto))
+        return (self.epoch, position_number(self.upto)) > (other.epoch, position_number(other.upto))
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a journal that was gone before it could be read; `lost` -1: nobody can tell.
+    """A part of a journal that was removed before it was read; `lost` -1: the number is unknown.
 
-    Not exact: so many at most.
+    If it is not exact, `lost` is an upper bound.
     """
 
     journal: str
@@ -57,10 +57,10 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.journal}: {count} entries were trimmed {where} before they were read"
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class JournalRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of one journal for one reader.
 
-    `base` counts what was ever added, and already gone, when the journal was first looked at.
+    `base` counts the units that were already removed when the journal was first read.
     """
 
     journal: str
@@ -84,7 +84,7 @@ Known = Callable[[str], Mark | None]
 
 
 def epoch_name(journal: str, epoch: int) -> str:
-    """The journal's name; from its second beginning on with the number of the beginning."""
+    """The journal's name; from its second epoch on with the number of the epoch."""
     return f"{journal}.{epoch}" if epoch else journal
 
 
@@ -110,52 +110,52 @@ class Follower:
         known: Known = lambda _journal: None,
     ) -> None:
         self._urls = {journal_name(url): url for url in urls}
-        self._reels: dict[str, Reel] = {}
+        self._readers: dict[str, RangeReader] = {}
         self._on_gap = on_gap
         self._read_so_far = read_so_far
         self._known = known
         self._target: dict[str, Mark] | None = None
 
     def begin(self) -> Offset:
-        """Behind what is known already; else before everything that is there."""
-        heads = {name: self._reel(name).head() for name in self._urls}
+        """After what is known already; else before the first entry."""
+        heads = {name: self._reader(name).head() for name in self._urls}
         return write_offset({name: self._begin(name, head) for name, head in heads.items()})
 
     def aim(self) -> None:
-        """From now on, go no further than what there is at this moment."""
+        """From now on, read no further than what exists at this moment."""
         self._target = {
             name: Mark(upto=head.last, added=head.added)
             for name in self._urls
-            if (head := self._reel(name).head()).last
+            if (head := self._reader(name).head()).last
         }
 
     def latest(self, start: Offset | None, units_max: int) -> Offset:
-        """Where the next batch ends that begins at `start`; 0 is no limit."""
+        """The end of the next batch, which begins at `start`; 0 means no limit."""
         marks = read_offset(start)
-        share = max(1, units_max // max(1, len(self._urls))) if units_max else 0
+        units_each = max(1, units_max // max(1, len(self._urls))) if units_max else 0
         for name, url in self._urls.items():
-            head = self._reel(name).head()
+            head = self._reader(name).head()
             mark = marks.get(name) or self._begin(name, head)
-            marks[name] = self._next(name, url, mark, head, share)
+            marks[name] = self._next(name, url, mark, head, units_each)
         return write_offset(marks)
 
-    def pieces(self, start: Offset | None, end: Offset, parts: int) -> list[Piece]:
-        """The ranges between two offsets, for about so many readers side by side."""
+    def ranges(self, start: Offset | None, end: Offset, parts: int) -> list[JournalRange]:
+        """The ranges between two offsets, for about `parts` parallel readers."""
         before, marks = read_offset(start), read_offset(end)
         moved = [
             name
             for name, mark in marks.items()
             if name in self._urls and mark.upto and mark.follows(before.get(name, Mark()))
         ]
-        share = max(1, parts // max(1, len(moved)))
-        found: list[Piece] = []
+        parts_each = max(1, parts // max(1, len(moved)))
+        found: list[JournalRange] = []
         for name in moved:
             mark = marks[name]
             old = before.get(name, Mark())
             after = old.upto if old.epoch == mark.epoch else ""
             base = max(0, old.added) if old.epoch == mark.epoch and not after else 0
-            for begin, stop in self._reel(name).split(after, mark.upto, share):
-                piece = Piece(
+            for begin, stop in self._reader(name).split(after, mark.upto, parts_each):
+                journal_range = JournalRange(
                     journal=name,
                     url=self._urls[name],
                     after=begin,
@@ -163,35 +163,35 @@ class Follower:
                     epoch=mark.epoch,
                     base=base,
                 )
-                found.append(piece)
+                found.append(journal_range)
         return found
 
     def close(self) -> None:
         """Close all journals."""
-        for reel in self._reels.values():
-            reel.close()
-        self._reels.clear()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def _begin(self, name: str, head: Head) -> Mark:
         return self._known(name) or self._first(name, head)
 
     def _first(self, name: str, head: Head, epoch: int = 0) -> Mark:
-        """Before everything that is there; what is already gone was never promised."""
-        return Mark(added=self._reel(name).gone(head), epoch=epoch)
+        """Before the first entry; what was removed already does not count as lost."""
+        return Mark(added=self._reader(name).gone(head), epoch=epoch)
 
     def _next(self, name: str, url: str, mark: Mark, head: Head, units_max: int) -> Mark:
-        reel = self._reel(name)
+        reader = self._reader(name)
         so_far = self._read_so_far(name, mark)
         if began_anew(mark, head, so_far):
             self._on_gap(_gap(name, url, mark, head, "restarted", Loss(units=-1)))
             mark = self._first(name, head, mark.epoch + 1)
             so_far = -1
-        lost = reel.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
+        lost = reader.lost(mark.upto, so_far if so_far >= 0 else mark.added, head)
         if lost.units:
             self._on_gap(_gap(name, url, mark, head, "trimmed", lost))
-        if not head.last or place(head.last) <= place(mark.upto):
+        if not head.last or position_number(head.last) <= position_number(mark.upto):
             return mark
-        upto = reel.bound(mark.upto, units_max, head) if units_max else head.last
+        upto = reader.bound(mark.upto, units_max, head) if units_max else head.last
         added = head.added if upto == head.last else -1
         return self._within_target(name, mark, Mark(upto=upto, added=added, epoch=mark.epoch))
 
@@ -199,36 +199,36 @@ class Follower:
         if self._target is None:
             return wanted
         target = self._target.get(name)
-        if target is None or place(target.upto) <= place(mark.upto):
+        if target is None or position_number(target.upto) <= position_number(mark.upto):
             return mark
-        if place(wanted.upto) <= place(target.upto):
+        if position_number(wanted.upto) <= position_number(target.upto):
             return wanted
         return Mark(upto=target.upto, added=target.added, epoch=mark.epoch)
 
-    def _reel(self, name: str) -> Reel:
-        if name not in self._reels:
-            self._reels[name] = open_reel(self._urls[name], name)
-        return self._reels[name]
+    def _reader(self, name: str) -> RangeReader:
+        if name not in self._readers:
+            self._readers[name] = open_reader(self._urls[name], name)
+        return self._readers[name]
 
 
 def began_anew(mark: Mark, head: Head, so_far: int) -> bool:
     """Whether this cannot be the journal that was read up to the mark.
 
-    It ends before the mark; or fewer were ever added than were read; or everything that is there
-    lies behind the mark, and fewer are gone than were read.
+    It ends before the mark; or fewer units were ever added than were read; or everything that is
+    there comes after the mark, and fewer units were removed than were read.
     """
     if not mark.upto:
         return False
     end = head.end or head.last
     if not end:
-        # Where nobody counts, a table's end may not yet be certain.
+        # If the store does not count, the end of a table may not be certain yet.
         return head.added == 0
-    if place(end) < place(mark.upto) and not _is_open_end(mark.upto):
+    if position_number(end) < position_number(mark.upto) and not _is_open_end(mark.upto):
         return True
     read = so_far if so_far >= 0 else mark.added
     if head.added < 0 or read < 0:
         return False
-    all_behind = not head.first or place(head.first) > place(mark.upto)
+    all_behind = not head.first or position_number(head.first) > position_number(mark.upto)
     return read > head.added or (all_behind and read > head.added - head.length)
 
 
@@ -245,5 +245,5 @@ def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: Loss
 
 
 def _is_open_end(position: str) -> bool:
-    """A mark between two entries (`ms-max`) may lie behind the last one of its millisecond."""
+    """A mark between two entries (`ms-max`) may come after the last one of its millisecond."""
     return position.endswith(f"-{2**64 - 1}")

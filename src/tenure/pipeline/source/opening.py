@@ -1,4 +1,4 @@
-"""From a queue URL to its journal: the name under which it is known, and the reel that reads it."""
+"""From a queue URL to the name of its journal and to the reader of it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tenure.core.journal import SqlFormat, StreamFormat
 from tenure.core.registry import journal_format, parse_url
-from tenure.pipeline.source.reel import Reel
-from tenure.pipeline.source.seam_reel import SeamReel
-from tenure.pipeline.source.sql_reel import SqlReel
-from tenure.pipeline.source.stream_reel import StreamReel
+from tenure.pipeline.source.range_reader import RangeReader
+from tenure.pipeline.source.seam_reader import SeamRangeReader
+from tenure.pipeline.source.sql_reader import SqlRangeReader
+from tenure.pipeline.source.stream_reader import StreamRangeReader
 
 
 def journal_name(url: str) -> str:
-    """The name of the journal behind a URL: the contract, its queue, and a mark of the store.
+    """The name of the journal behind a URL: the contract, the queue, and a hash of the store.
 
     Credentials and tuning options do not matter: the same history has the same name.
     """
     parsed = parse_url(url)
-    tape = journal_format(url)
-    parts = urlsplit(tape.store if tape else parsed.text)
+    fmt = journal_format(url)
+    parts = urlsplit(fmt.store if fmt else parsed.text)
     where = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    what = (tape.key if isinstance(tape, StreamFormat) else tape.table + tape.where) if tape else ""
+    what = (fmt.key if isinstance(fmt, StreamFormat) else fmt.table + fmt.where) if fmt else ""
     mark = hashlib.sha256(f"{where} {what}".encode()).hexdigest()[:8]
-    queue = tape.queue if tape else parsed.options.get("queue", "")
+    queue = fmt.queue if fmt else parsed.options.get("queue", "")
     words = "".join(c if c.isalnum() else "-" for c in queue).strip("-")
     return f"{parsed.contract}-{words}-{mark}" if words else f"{parsed.contract}-{mark}"
 
 
-def open_reel(url: str, name: str = "") -> Reel:
-    """The journal behind a URL, by what its contract declares of it; rows carry its `name`."""
-    tape = journal_format(url)
+def open_reader(url: str, name: str = "") -> RangeReader:
+    """The reader of the journal behind a URL, by its declared format; rows carry `name`."""
+    fmt = journal_format(url)
     name = name or journal_name(url)
-    match tape:
+    match fmt:
         case StreamFormat():
-            return StreamReel(tape, name)
+            return StreamRangeReader(fmt, name)
         case SqlFormat():
-            return SqlReel(tape, name)
+            return SqlRangeReader(fmt, name)
         case None:
-            return SeamReel(url, name)
+            return SeamRangeReader(url, name)

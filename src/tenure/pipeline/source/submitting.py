@@ -1,6 +1,6 @@
-"""Rows become jobs: in batches, with two on their way, patient with a full queue or a lost answer.
+"""Submits rows as jobs: in batches, several at once; waits for a full queue, repeats lost answers.
 
-Every row has a job id of its own, so whatever is sent again finds its job there already.
+Every row has its own job id, so a row that is sent again finds its job already stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONTROL = ("priority", "delay_ms", "gid", "max_attempts")
 Jobs = TypeVar("Jobs", list[NewJob], pa.RecordBatch)
 
-_BATCH = 2_000  # a database pays by the batch; contracts on Redis cut it as they like
+_BATCH = 2_000  # a database has costs per batch; contracts on Redis split it themselves
 _PART = 5_000
 _PART_BYTES = 16_000_000
 _IN_FLIGHT = 3
@@ -60,8 +60,8 @@ class Tally(msgspec.Struct, kw_only=True):
         for status, count in counts.items():
             setattr(self, status, getattr(self, status) + count)
         if counts.keys() - _ACCEPTED:
-            told = [answer.reason for answer in answers if not answer.accepted]
-            self.reasons = [*self.reasons, *told][:_REASONS_MAX]
+            refusals = [answer.reason for answer in answers if not answer.accepted]
+            self.reasons = [*self.reasons, *refusals][:_REASONS_MAX]
 
     def add(self, other: Tally) -> None:
         """Add another's counts."""
@@ -84,7 +84,7 @@ def submit_columns(url: str, batches: Iterable[pa.RecordBatch], *, rate: float =
 
 @contextmanager
 def _collecting_seldom() -> Iterator[None]:
-    """Rows and answers go when their last name does: looking for circles is a tenth of the work."""
+    """Garbage collection would cost a tenth of the time, and rows and answers form no cycles."""
     before = gc.get_threshold()
     gc.set_threshold(_OBJECTS_A_COLLECTION, *before[1:])
     try:
@@ -113,7 +113,7 @@ async def _submit_columns(url: str, batches: Iterable[pa.RecordBatch], rate: flo
         rest: pa.RecordBatch | None = part
         tally = Tally()
         if columns is not None:
-            with suppress(StoreError):  # asked for again below, with patience
+            with suppress(StoreError):  # submitted again below, with retries
                 done = await columns.store(part)
                 tally, rest = Tally(created=done.created, replayed=done.replayed), done.rest
         return _counted(await _submit(queue, new_jobs(rest)) if rest else [], tally)
@@ -138,7 +138,7 @@ def _columns(url: str) -> BoxColumns | None:
 async def _send_all(
     parts: Iterable[Jobs], send: Callable[[Jobs], Coroutine[Any, Any, Tally]], rate: float
 ) -> Tally:
-    """All parts, some of them at once; the next is made while earlier ones are under way."""
+    """Send all parts, some at once; the next is prepared while earlier ones are in flight."""
     tally = Tally()
     flying: set[asyncio.Task[Tally]] = set()
     began, sent, coming = time.monotonic(), 0, iter(parts)
@@ -161,7 +161,7 @@ async def _send_all(
 
 
 async def _submit(queue: Queue, jobs: list[NewJob]) -> list[Submitted]:
-    """One batch to its end: a full queue is waited for, a lost answer asked for again."""
+    """Submit one batch; waits while the queue is full, and repeats after a lost answer."""
     answers: list[Submitted] = []
     tries = 0
     while jobs:
@@ -230,5 +230,5 @@ def _parts(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBa
 
 
 def _size(most: int, rate: float) -> int:
-    """How many to send at once; under a limit so few that its seconds are kept."""
+    """How many jobs to send at once; with a rate limit at most a quarter of a second's jobs."""
     return max(1, min(most, int(rate / 4))) if rate else most

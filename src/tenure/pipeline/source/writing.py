@@ -1,10 +1,10 @@
 """`df.write.format("tenure")`: rows become jobs, and a row that is written twice is one job.
 
-Options: `url`, `task` (or a column of that name), what makes a row itself: a column `job_id`, or
-`key` with names of columns ("*": all) and `run`, under which equal keys are the same job. The
+Options: `url` and `task` (or a column `task`). A row is identified by a column `job_id`, or by the
+option `key`, which names columns ("*": all): equal keys are the same job within one `run`. The
 payload is the column `payload` (JSON) if there is one, else an object of all other columns. The
-columns `priority`, `delay_ms`, `gid` and `max_attempts` mean what they say. `rate` limits all tasks
-together where `tasks` says how many there are.
+columns `priority`, `delay_ms`, `gid` and `max_attempts` are options of the job. `rate` limits all
+tasks together if the option `tasks` says how many there are.
 """
 
 from __future__ import annotations

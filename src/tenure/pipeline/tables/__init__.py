@@ -1,1 +1,1 @@
-"""Tables made from events: attempts, jobs, hourly metrics, latencies, and who met the target."""
+"""Tables made from events: attempts, jobs, hourly metrics, latencies, service levels."""

@@ -1,8 +1,8 @@
-"""One row an attempt: when it could start, when it did, how it ended.
+"""One row per attempt: when it could start, when it did, how it ended.
 
-An attempt is a fence of a job. The event that leaves a job waiting ends one attempt and begins the
-wait of the next, so it counts for two rows. Rows made from parts of a history can be joined later
-(`merged`): every column is a greatest value or a sum.
+An attempt is identified by job and fence. An event that returns a job to waiting ends one attempt
+and begins the wait of the next, so it counts for two rows. Rows made from parts of a history can be
+merged later (`merged`): every column is a maximum or a sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPEN = "open"
 
 
 def attempts_of(events: DataFrame) -> DataFrame:
-    """Attempts as these events tell of them; one that has not begun has no `claimed_ms`."""
+    """The attempts in these events; one that has not begun has no `claimed_ms`."""
     was_running, is_running = (
         in_states(F.col("from_state"), "running"),
         in_states(F.col("to_state"), "running"),
@@ -78,7 +78,7 @@ def merged(parts: DataFrame) -> DataFrame:
 
 def shown(attempts: DataFrame) -> DataFrame:
     """With the durations, and the day on which the attempt ended ("open" while it has not)."""
-    # An event after the end of an attempt (its job is sent back, or removed) makes no row of it.
+    # Events after the end of an attempt (its job is sent back, or removed) make no row.
     begun = attempts.where(F.col("ready_ms").isNotNull() | F.col("claimed_ms").isNotNull())
     return begun.select(
         *COLUMNS,

@@ -1,7 +1,7 @@
-"""One row a job: where it stands, how often it started, how long it took.
+"""One row per job: its state, how often it started, how long it took.
 
-`last` is what the latest event left, found by the greatest `ver`; so rows made from parts of a
-history can be joined in any order (`merged`).
+`last` holds values of the latest event, found by the greatest `ver`. So rows made from parts of a
+history can be merged in any order (`merged`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPEN = "open"
 
 
 def jobs_of(events: DataFrame) -> DataFrame:
-    """Jobs as these events tell of them."""
+    """The jobs in these events."""
     kind = F.col("type")
     last = F.struct(
         F.col("ver"),
@@ -68,7 +68,7 @@ def merged(parts: DataFrame) -> DataFrame:
 
 
 def shown(jobs: DataFrame) -> DataFrame:
-    """With the state in words, the durations, and the day on which it ended ("open": not yet)."""
+    """With the state, the durations, and the day on which it ended ("open": not yet)."""
     last = F.col("last")
     is_final = in_states(last["state"], "final") | (last["type"] == "remove")
     began = F.greatest(F.col("submitted_ms"), F.col("due_ms"))

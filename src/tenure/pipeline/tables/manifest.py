@@ -1,8 +1,8 @@
-"""Which files make up the tables: one list, replaced as a whole.
+"""The list of the files of all tables, replaced atomically.
 
-A run writes its files beside the old ones and then replaces the list; whoever reads through it sees
-either the tables before or those after. Files that no list names are left from a run that was
-killed, and go with the next.
+A run writes its files beside the old ones and then replaces the list, so readers of the list see
+the tables either before or after the run. Files that are not in the list were left by a run that
+was killed; the next run removes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEW = f"{TABLES}/_new"
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The tables as one run left them: files by table and day, and how far they go.
 
-    `places` says for each journal up to where its events are in the tables.
+    `places` has the position in each journal up to which its events are in the tables.
     """
 
     run: int = 0
@@ -57,7 +57,7 @@ def write_manifest(lake: LakeFiles, manifest: Manifest) -> None:
 
 
 def sweep(lake: LakeFiles) -> None:
-    """Remove what no list names."""
+    """Remove files that are not in the list."""
     manifest = read_manifest(lake)
     lake.remove(_NEW)
     for table in NAMES:
@@ -72,7 +72,7 @@ def sweep(lake: LakeFiles) -> None:
 def store(
     lake: LakeFiles, run: int, table: str, rows: DataFrame, *, mark: str = ""
 ) -> dict[str, list[str]]:
-    """Write rows with a column `day` and bring the files into place; their paths by day.
+    """Write rows with a column `day` and move the files to their folders; their paths by day.
 
     `mark` tells several writes of one run apart.
     """

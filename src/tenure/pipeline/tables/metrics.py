@@ -1,9 +1,9 @@
-"""Hourly figures: how many, how fast, how often it went wrong, by contract, queue, task, worker.
+"""Hourly counts, durations and error rates, by contract, queue, task and worker.
 
-Each attempt and each job counts in the hour in which it ended, each submit in its own hour; so a
-day's figures follow from that day's rows alone. Times are whole milliseconds with few distinct
-values, so the quantiles are exact. `latency_hourly` has counts by powers of two, which add up over
-any span of time.
+Each attempt and each job counts in the hour in which it ended, each submit in its own hour. So the
+figures of a day depend on the rows of that day only. Quantiles are exact: durations are whole
+milliseconds with few distinct values. `latency_hourly` has counts by powers of two, which can be
+added over any time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _with_rates(rows: DataFrame) -> DataFrame:
 
 
 def latency_hourly(attempts: DataFrame, jobs: DataFrame) -> DataFrame:
-    """How many waits, runs and totals of each hour lie in which power of two milliseconds."""
+    """Histograms of wait, run and total time per hour, with buckets of powers of two ms."""
     ended = attempts.where(F.col("ended_ms").isNotNull())
     parts = [
         _latency(ended, "wait", "wait_ms"),
@@ -91,7 +91,7 @@ def latency_hourly(attempts: DataFrame, jobs: DataFrame) -> DataFrame:
 
 
 def slo(jobs: DataFrame, targets: Mapping[str, int]) -> DataFrame:
-    """By day and queue: how many jobs finished, and how many of them well within the target.
+    """By day and queue: how many jobs finished, and how many succeeded within the target.
 
     `targets` maps queue names to milliseconds from submit to end; "" is for all others.
     """

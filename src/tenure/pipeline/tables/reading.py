@@ -1,4 +1,4 @@
-"""Reads tables of the lake. Their columns are known without looking into a file."""
+"""Reads tables of the lake. Their columns are known without opening a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(spark: SparkSession, lake: LakeFiles, name: str, paths: list[str]) -> D
     if not paths:
         return spark.createDataFrame([], _SCHEMAS[name])
     require_reach(spark, lake)
-    # Told the columns, Spark does not look into files for them, nor makes dates of the days.
+    # With a schema, Spark does not open files to infer one, nor turn the days into dates.
     return (
         spark.read.schema(_SCHEMAS[name])
         .option("basePath", lake.uri(f"{TABLES}/{name}"))
@@ -53,7 +53,7 @@ def learn(name: str, rows: DataFrame) -> None:
 
 
 def _empty(spark: SparkSession, lake: LakeFiles, name: str) -> DataFrame:
-    """The table of no events: what makes the tables also says their columns."""
+    """The table made from no events, for its schema."""
     events = lake_events(spark, lake, [])
     done = attempts.shown(attempts.attempts_of(events))
     ended = jobs.shown(jobs.jobs_of(events))

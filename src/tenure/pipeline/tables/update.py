@@ -1,8 +1,8 @@
-"""Brings the tables up to date with the lake: only new events are read, old days stay as they are.
+"""Updates the tables from the lake: reads only new events and leaves old days unchanged.
 
-What has not ended is carried: its row is joined with what new events say, and moves to the day on
-which it ends. An ended job that somebody sent back is looked up in its old day and taken out of
-there. From scratch is the same with nothing known before, and gives equal tables.
+Rows of open jobs and attempts are merged with the new events, and move to the day on which they
+end. An ended job that was sent back is removed from its old day. An update from scratch does the
+same without old tables, and gives equal tables.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Run:
         return made
 
     def _reopened(self, parts: DataFrame, carried: DataFrame | None, old: Files) -> Files:
-        """Take jobs that go on after their end out of the days in which they lie."""
+        """Remove jobs that were sent back after their end from the days in which they ended."""
         late = parts.where(F.col("first_ver") > 1).select(*jobs.KEYS)
         if carried is not None:
             late = late.join(carried.select(*jobs.KEYS), list(jobs.KEYS), "left_anti")
@@ -159,7 +159,7 @@ class _Run:
         }
 
     def _added(self, name: str, old: Files, rows: DataFrame) -> Files:
-        """Rows that ended join their day; those that have not replace what was open."""
+        """Add ended rows to their day; open rows replace the earlier open rows."""
         learn(name, rows)
         new = manifest.store(self._lake, self._number, name, rows)
         merged = {day: list(paths) for day, paths in old.items() if day != OPEN}

@@ -15,9 +15,12 @@
 --   quarantined records, if any: { job_id, reason, ... }
 -- Clauses S-14 S-15 S-16 S-17 S-20 S-21 S-22
 -- @include step
+local byte, sub = string.byte, string.sub
 
 -- Results up to this size are in the terminal event; followers read larger ones from the job.
 local INLINE_MAX = 4096
+-- With fewer entries it costs more to check whether the stream can be trimmed than to delete them.
+local TRIM_FROM = 20
 
 local acked = {}
 local acked_n = 0
@@ -121,10 +124,53 @@ if fast_n > 0 then
   own('HINCRBY', STATS, 'done', format('%d', fast_n))
 end
 
+-- Whether entry `a` is older than `b`; false also for ids that are not thirteen digits, "-" and a number.
+local function older(a, b)
+  if byte(a, 14) ~= 45 or byte(b, 14) ~= 45 then
+    return false
+  elseif #a == #b then
+    return a < b
+  end
+  local a_ms, b_ms = sub(a, 1, 13), sub(b, 1, 13)
+  return a_ms < b_ms or (a_ms == b_ms and #a < #b)
+end
+
+-- To delete an entry, Redis searches its block from the front, which costs more than settling a job's hash. If these
+-- entries are the oldest of the stream, in order, and no entry up to the last of them is pending (a group delivers in
+-- order), the stream is trimmed up to the last of them instead. Without it: jobs/s 0.81 (2026-11-18).
+local function trim(acknowledged)
+  local last = acked[1]
+  for i = 2, acked_n do
+    local a = last
+    last = acked[i]
+    if not (#a == #last and a < last) and not older(a, last) then
+      return false
+    end
+  end
+  if byte(last, 14) ~= 45 or acknowledged < acked_n then
+    return false
+  end
+  local first = call('XRANGE', STREAM, '-', '+', 'COUNT', '1')[1]
+  if not first or first[1] ~= acked[1] then
+    return false
+  end
+  local pending = call('XPENDING', STREAM, GROUP)
+  if pending[1] > 0 and not older(last, pending[2]) then
+    return false
+  end
+  local ms, seq = match(last, '^(%d+)%-(%d+)$')
+  return #seq < 15 and call('XTRIM', STREAM, 'MINID', ms .. '-' .. format('%d', seq + 1)) >= acked_n
+end
+
+local acknowledged = 0
 for from = 1, acked_n, 1000 do -- unpack has a limit
-  local to = math.min(from + 999, acked_n)
-  pcall('XACK', STREAM, GROUP, unpack(acked, from, to))
-  pcall('XDEL', STREAM, unpack(acked, from, to))
+  local count = pcall('XACK', STREAM, GROUP, unpack(acked, from, math.min(from + 999, acked_n)))
+  acknowledged = acknowledged + (tonumber(count) or 0)
+end
+if acked_n < TRIM_FROM or not trim(acknowledged) then
+  for from = 1, acked_n, 1000 do
+    pcall('XDEL', STREAM, unpack(acked, from, math.min(from + 999, acked_n)))
+  end
 end
 flush()
 if fast_n == outcomes_n and #quarantined == 0 then

@@ -78,12 +78,13 @@ local function store(at)
   local due = delay_ms > 0 and NOW + delay_ms or 0
   local due_s = due > 0 and format('%d', due) or '0'
   local msg_id = enqueue(id, task, payload, due)
+  local worker = due == 0 and trace == '-' and '-' or '+' -- see job.lua
   -- Redis searches small hashes from the front, so the fields that scripts use most come first.
-  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 -', 'ttl_s', ttl_s,
+  call('HSET', key, 'status', 'queued', 'lease', '0 1 0 ' .. max_attempts .. ' 0 0 ' .. worker, 'ttl_s', ttl_s,
     'updated_ts', NOW_S, 'result', '', 'entry', msg_id .. ' ' .. NOW_S .. ' ' .. trace, 'job_id', id,
     'created_ts', NOW_S, 'task', task, 'payload', payload, 'error', '', 'request_h', request_h,
     'requester', requester, 'due_ms', due_s)
-  emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s)
+  emit(key, 'queued', 'gateway.enqueue', '{}', ttl_s, wait_until(due, ttl_s))
   if idem ~= '' then
     call('SET', NS .. 'idempotency:' .. idem, id, 'EX',
       format('%d', math.max(tonumber(ttl_s), IDEM_TTL_S)))

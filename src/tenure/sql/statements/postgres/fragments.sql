@@ -51,12 +51,16 @@ true
 
 -- name: share
 -- A requester runs at most its quota of jobs, and at most its share of one worker's slots.
+-- A quota that cannot be read counts as none, as in `gateway.limits.read_quota`. A quota is a flat object of
+-- numbers. The pattern cannot fail; a cast to json can, and PostgreSQL 13 has no `IS JSON`.
 (j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM inbox_jobs r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.status IN {running} AND r.lease_expires_at > 0
     GROUP BY r.requester_id, k.quota
     HAVING count(*) FILTER (WHERE r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
-      nullif(coalesce((k.quota::json ->> 'transcodes')::bigint, :requester_max), 0), 1e9)))
+      nullif(coalesce(substring(k.quota FROM '^\s*\{\s*(?:"\w+"\s*:\s*[-+.\w]+\s*,\s*)*'
+        '"transcodes"\s*:\s*(\d{1,19})\s*(?:,\s*"\w+"\s*:\s*[-+.\w]+\s*)*\}\s*$')::numeric,
+        :requester_max), 0), 1e9)))
 
 -- name: inbox_queue
 NULL

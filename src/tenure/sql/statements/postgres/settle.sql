@@ -8,6 +8,7 @@
 -- The caller sorts the batch by job id, so that two batches do not deadlock.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
+-- Alike: fence, token_h, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code, outcome_h
 -- Takes: queue text
 -- Returns: for each lease that was held its number, its job, the verdict, and when the job is due again;
 --   for the inbox whether an event was written

@@ -37,12 +37,14 @@ true
 
 -- name: share
 -- A requester runs at most its quota of jobs, and at most its share of one worker's slots.
+-- A quota that cannot be read counts as none, as in `gateway.limits.read_quota`.
 (j.requester_id = '' OR j.requester_id NOT IN (
     SELECT r.requester_id FROM inbox_jobs r LEFT JOIN api_keys k ON k.key_id = r.requester_id
     WHERE r.queue = :queue AND r.lease_expires_at > 0 AND r.status IN {running}
     GROUP BY r.requester_id
     HAVING sum(r.worker_id = :worker_id) >= :share OR count(*) >= coalesce(
-      nullif(coalesce(json_extract(k.quota, '$.transcodes'), :requester_max), 0), 1 << 31)))
+      nullif(coalesce(CASE WHEN json_valid(k.quota) THEN (SELECT value FROM json_each(k.quota)
+        WHERE key = 'transcodes' AND type = 'integer' AND value >= 0) END, :requester_max), 0), 1 << 31)))
 
 -- name: history
 job_journal

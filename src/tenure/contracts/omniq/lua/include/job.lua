@@ -96,6 +96,7 @@ local function flush_groups()
 end
 
 -- A job's hash, with our own state of it in the field `tn` (see head.lua).
+local NEW_TN = '1 0 wait 0 - - - 0' -- of a job that waits since it was published
 local STATES = { wait = true, active = true, delayed = true, failed = true, completed = true }
 local TN = '^(%d+) (%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%d+)$'
 
@@ -215,4 +216,25 @@ local function extend(id, token, fence, worker, lazy)
     tn_field(job, 'active', text[new], job.worker))
   active_on[#active_on + 1], active_on[#active_on + 2] = text[new], id
   return new, nil, job, lease_ms
+end
+
+-- The last claim of each instance, packed in a field of the hash `claims`.
+local CLAIMS = BASE .. ':claims'
+
+-- { number, at, seed, ids } of a packed claim; nil if there is none, or another program wrote it.
+local function claim_of(packed)
+  if not packed then
+    return nil
+  end
+  local is_packed, claim = pcall(cmsgpack.unpack, packed)
+  if not is_packed or type(claim) ~= 'table' or type(claim.number) ~= 'number' or type(claim.at) ~= 'number'
+    or type(claim.seed) ~= 'string' or type(claim.ids) ~= 'table' then
+    return nil
+  end
+  for _, id in ipairs(claim.ids) do
+    if type(id) ~= 'string' then
+      return nil
+    end
+  end
+  return claim
 end

@@ -3,6 +3,8 @@
 -- Our own state of a job is in two hash fields beside the contract's, separated by blanks, with '-' for none:
 --   lease: fence ver attempt max_attempts lost lease_until worker_id    changes with every step
 --   entry: msg_id created_ts trace                                      changes when the job is queued again
+-- The worker of a job that was never claimed is '+' if a claim must read `entry`: if the job was delayed, so that its
+-- entry is younger than the job, or has a trace.
 -- Two fields and not ten, because every field that a script reads costs time, and these change together. Not one,
 -- because Redis uses the compact encoding of a hash only while no value is longer than 64 bytes.
 -- @include step

@@ -19,7 +19,7 @@ local function requeue(job, kind, attempt, due, event, data, error_code, msg_id,
   call('HSET', job.key, 'status', 'queued', 'updated_ts', NOW_S, 'lease', lease_field(job),
     'entry', entry_field(job), 'due_ms', text[due], 'error', error_body,
     'settled', fence .. ' ' .. kind .. ' ' .. text[due])
-  emit(job.key, event, 'worker.' .. kind, data, job.ttl_s)
+  emit(job.key, event, 'worker.' .. kind, data, job.ttl_s, wait_until(due, job.ttl_s))
   record(job, kind, job.task, 'running', 'queued', lease, worker,
     more(job.max_attempts, '', '', error_code, text[due], ''))
   count(kind)

@@ -112,7 +112,13 @@ local TTL_S_MAX = 1e10
 -- A running job exists at least this long after its lease has expired, so that another worker finds it.
 local RUNNING_MS = 60000
 
--- `lease_until` is given for running jobs.
+-- A delayed job gets its time to live from when it is due. This is the `lease_until` that has that effect; nil for a job
+-- that is not delayed.
+local function wait_until(due, ttl_s)
+  return due > NOW and due + (tonumber(ttl_s) or 0) * 1000 - RUNNING_MS or nil
+end
+
+-- `lease_until` is given for running and delayed jobs.
 local function expires_at(ttl_s, lease_until)
   local at = expiry_times[ttl_s]
   if at == nil then

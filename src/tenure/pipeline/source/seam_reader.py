@@ -1,7 +1,7 @@
-"""Journals whose contract declares no physical form, read through the seam: certain, and slower.
+"""Reads journals whose contract declares no `JournalFormat`, through the seam; slower.
 
-The end of such a journal is found by reading it, so it is read twice where it is cut into bounded
-batches; it is not cut for readers side by side.
+The end of such a journal is found by reading it, so bounded batches read it twice. It is not split
+for parallel readers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from tenure.core.registry import open_journal
-from tenure.pipeline.schema import place, rows_of
-from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
+from tenure.pipeline.schema import position_number, rows_of
+from tenure.pipeline.source.range_reader import (
+    Head,
+    Loss,
+    Range,
+    Read,
+    gone_by_count,
+    lost_by_count,
+)
 
 _PAGE = 1_000
 
 
-class SeamReel:
+class SeamRangeReader:
     """Any journal that the seam can open."""
 
     def __init__(self, url: str, journal: str) -> None:
@@ -45,15 +52,15 @@ class SeamReel:
         return head.last or after
 
     def gone(self, head: Head) -> int:
-        """Nobody counts."""
+        """Unknown: the seam has no counts."""
         return gone_by_count(head)
 
     def lost(self, after: str, read: int, head: Head) -> Loss:
-        """Nobody counts."""
+        """Unknown: the seam has no counts."""
         return lost_by_count(after, read, head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
-        """Not at all: positions say nothing about what lies between them."""
+        """One range: positions do not tell how many events are between them."""
         return [(after, upto)]
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
@@ -64,7 +71,7 @@ class SeamReel:
             yield batch
 
     def captured(self, upto: str, reader: str) -> None:
-        """The seam has no word for it."""
+        """Nothing: the seam has no call for it."""
 
     def close(self) -> None:
         """Close the journal."""
@@ -72,9 +79,9 @@ class SeamReel:
         self._runner.close()
 
     def _pages(self, after: str, upto: str | None) -> Iterator[pa.RecordBatch]:
-        limit = place(upto) if upto else None
+        limit = position_number(upto) if upto else None
         while events := self._runner.run(self._journal.read(after=after, limit=_PAGE)):
-            wanted = [e for e in events if limit is None or place(e.seq) <= limit]
+            wanted = [e for e in events if limit is None or position_number(e.seq) <= limit]
             if wanted:
                 yield rows_of(wanted, self._name)
             if len(wanted) < len(events):

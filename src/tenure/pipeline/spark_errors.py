@@ -22,7 +22,7 @@ class SparkFailed(TenureError):
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Whatever Spark raises inside becomes an error of ours with the cause as its message."""
+    """Turn errors that Spark raises inside into `TenureError`s with the cause as their message."""
     from pyspark.errors import PySparkException
 
     try:
@@ -32,12 +32,12 @@ def one_line() -> Iterator[None]:
 
 
 def lacks_connector(text: str) -> bool:
-    """Whether Spark says that it cannot speak with a bucket."""
+    """Whether Spark says that it has no connector for a bucket."""
     return any(words in text for words in _NO_CONNECTOR)
 
 
 def plain(text: str) -> TenureError:
-    """The error behind Spark's words: ours if it was one of ours."""
+    """The error that Spark's text reports: one of Tenure's own, or `SparkFailed`."""
     name, cause = cause_of(text)
     kind = getattr(errors, name.rpartition(".")[2], None)
     if isinstance(kind, type) and issubclass(kind, StoreError | errors.UsageError):

@@ -1,7 +1,7 @@
-"""Journals that are Redis streams, read in ranges of ids.
+"""Reads journals that are Redis streams, in ranges of entry ids.
 
-Redis cannot count the entries between two ids, but ids are times: a position with about so many
-entries before it is interpolated, and a range is cut into spans of equal time.
+Redis cannot count the entries between two ids. But an id begins with a time. So the end of a batch
+of about N entries is interpolated, and a range is split into parts of equal time.
 """
 
 from __future__ import annotations
@@ -14,26 +14,33 @@ import pyarrow as pa
 
 from tenure.core.journal import StreamFormat
 from tenure.pipeline.source.lines import LineParser
-from tenure.pipeline.source.reel import Head, Loss, Range, Read, gone_by_count, lost_by_count
+from tenure.pipeline.source.range_reader import (
+    Head,
+    Loss,
+    Range,
+    Read,
+    gone_by_count,
+    lost_by_count,
+)
 from tenure.store.redis import BulkRedis
 
 _PAGE = 5_000
 _NOTHING = "0-0"
 
 
-class StreamReel:
-    """The stream behind a tape."""
+class StreamRangeReader:
+    """Reads the stream that a `StreamFormat` describes."""
 
-    def __init__(self, tape: StreamFormat, journal: str) -> None:
-        self._tape = tape
-        self._parser = LineParser(tape, journal)
-        self._redis = BulkRedis(tape.store)
+    def __init__(self, fmt: StreamFormat, journal: str) -> None:
+        self._format = fmt
+        self._parser = LineParser(fmt, journal)
+        self._redis = BulkRedis(fmt.store)
 
     def head(self) -> Head:
         """By XINFO; servers before 7.0 do not count what was ever added."""
-        if not self._redis.call("EXISTS", self._tape.key):
+        if not self._redis.call("EXISTS", self._format.key):
             return Head(added=0, length=0)
-        flat = self._redis.call("XINFO", "STREAM", self._tape.key)
+        flat = self._redis.call("XINFO", "STREAM", self._format.key)
         info: dict[str, Any] = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
         first = info["first-entry"]
         return Head(
@@ -53,7 +60,7 @@ class StreamReel:
         if end >= _ms(head.last):
             return head.last
         following = self._redis.call(
-            "XRANGE", self._tape.key, f"({after}" if after else "-", "+", "COUNT", 1
+            "XRANGE", self._format.key, f"({after}" if after else "-", "+", "COUNT", 1
         )
         if following and _ms(following[0][0].decode()) > end:
             end = _ms(following[0][0].decode())
@@ -68,9 +75,9 @@ class StreamReel:
         return lost_by_count(after, read, head)
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
-        """Into spans of equal time, from the first entry that is there."""
+        """Into ranges of equal time, from the first entry that is there."""
         first = self._redis.call(
-            "XRANGE", self._tape.key, f"({after}" if after else "-", upto, "COUNT", 1
+            "XRANGE", self._format.key, f"({after}" if after else "-", upto, "COUNT", 1
         )
         if not first:
             return [(after, upto)]
@@ -80,17 +87,17 @@ class StreamReel:
         return list(pairwise(edges))
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
-        """Page by page; the server works on the next while this one is converted."""
+        """Page by page; the server prepares the next page while this one is converted."""
         size = _PAGE
-        for page in self._redis.pages(self._tape.key, after, upto, size):
+        for page in self._redis.pages(self._format.key, after, upto, size):
             batch = self._parser.batch(page)
             seen.units += len(page)
             seen.rows += batch.num_rows
             yield batch
 
     def captured(self, upto: str, reader: str) -> None:
-        """In the hash that the contract's upkeep looks into before it trims; whoever reads."""
-        key, field = self._tape.captured
+        """Written to the hash that upkeep reads before it trims; all readers share one entry."""
+        key, field = self._format.captured
         if key and upto:
             self._redis.call("HSET", key, field, upto)
         elif key:

@@ -1,8 +1,8 @@
-"""A journal for readers in bulk: where it begins and ends, and how to cut and read ranges of it.
+"""Reads a journal in bulk: where it begins and ends, and how to split it into ranges and read them.
 
-Positions are texts that only the reel understands; `place` of `schema` makes them comparable. A
-range is (after, upto]. Everything here is blocking and belongs to one process: Spark's tasks open
-their own.
+A position is a string that only its reader understands; `schema.position_number` makes positions
+comparable. A range is (after, upto]. All calls block. A reader belongs to one process: each Spark
+task opens its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from tenure.pipeline.schema import place
+from tenure.pipeline.schema import position_number
 
 Range = tuple[str, str]
 BEGINNING = "0"
@@ -23,8 +23,8 @@ BEGINNING = "0"
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What a journal holds now. "" where it is empty; -1 where the store does not count.
 
-    `added` counts the units (stream entries, rows) ever written, `length` those still there. `end`
-    is the position behind which everything new will lie, "" where that is the last entry's own.
+    `added` counts the units (stream entries, rows) ever written, `length` those still there. New
+    entries come after the position `end`; "" means after the last entry.
     """
 
     first: str = ""
@@ -35,9 +35,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """Units that were gone before they were read; -1: some, and nobody knows how many.
+    """Units that were removed before they were read; -1: some, but their number is unknown.
 
-    Not exact: so many at most, some of which may never have been.
+    If it is not exact, it is an upper bound: some of the units may never have existed.
     """
 
     units: int = 0
@@ -51,8 +51,8 @@ class Read(msgspec.Struct):
     rows: int = 0
 
 
-class Reel(Protocol):
-    """A journal, as the pipeline reads it."""
+class RangeReader(Protocol):
+    """Reads one journal."""
 
     def head(self) -> Head:
         """What there is now."""
@@ -61,36 +61,37 @@ class Reel(Protocol):
         """A position after `after` with about so many units between, at most the head's last."""
 
     def gone(self, head: Head) -> int:
-        """How many units were removed before anybody looked, at most; -1: unknown."""
+        """The most units that can have been removed before the first read; -1: unknown."""
 
     def lost(self, after: str, read: int, head: Head) -> Loss:
-        """What is gone after `after` and was not read; `read` counts what was (-1: unknown)."""
+        """What was removed after `after` unread; `read` counts the units read (-1: unknown)."""
 
     def split(self, after: str, upto: str, parts: int) -> list[Range]:
-        """The range cut into at most so many, for readers side by side."""
+        """The range split into at most `parts` ranges, for parallel readers."""
 
     def read(self, after: str, upto: str, seen: Read) -> Iterator[pa.RecordBatch]:
         """The events of a range; `seen` grows meanwhile."""
 
     def captured(self, upto: str, reader: str) -> None:
-        """Tell the store that a reader keeps everything up to here; "" takes that back."""
+        """Tell the store that `reader` has everything up to here; "" removes that reader."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def gone_by_count(head: Head) -> int:
-    """What is gone, where the store counts."""
+    """How many units were removed, if the store counts; else -1."""
     return head.added - head.length if head.added >= 0 else -1
 
 
 def lost_by_count(after: str, read: int, head: Head) -> Loss:
-    """What is gone unread, where the store counts.
+    """How many units were removed unread, if the store counts.
 
-    The oldest go first. So once the first that is left lies behind the mark, everything that was
-    removed and not read is lost; and when all has been read, whatever was ever added and not read.
+    The oldest units are removed first. If the first remaining unit comes after the mark, all units
+    that were removed and not read are lost. If all remaining units have been read, all units that
+    were ever added and not read are lost.
     """
-    is_passed = not head.first or place(head.first) > place(after)
+    is_passed = not head.first or position_number(head.first) > position_number(after)
     if head.added < 0:
         is_unknown = bool(after) and bool(head.first) and is_passed and read < 0
         return Loss(units=-1 if is_unknown else 0)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tenure.core.registry import journal_format
-from tenure.pipeline.source.journal import read_piece
-from tenure.pipeline.source.offsets import Piece
-from tenure.pipeline.source.opening import journal_name, open_reel
+from tenure.pipeline.source.journal import read_range
+from tenure.pipeline.source.offsets import JournalRange
+from tenure.pipeline.source.opening import journal_name, open_reader
 from tenure.store.embedded import EmbeddedRedis
 from tests.spark.working import as_rows, journal_of, without_place, work
 
@@ -20,7 +20,7 @@ from tests.spark.working import as_rows, journal_of, without_place, work
 def url(request: pytest.FixtureRequest, redis: EmbeddedRedis, tmp_path: Path) -> str:
     match request.param:
         case "omniq":
-            return f"omniq+{redis.url}?queue=tape-{tmp_path.name}"
+            return f"omniq+{redis.url}?queue=format-{tmp_path.name}"
         case "inbox" | "plane" as contract:
             return f"{contract}+sqlite:///{tmp_path}/jobs.db"
         case contract:
@@ -29,13 +29,15 @@ def url(request: pytest.FixtureRequest, redis: EmbeddedRedis, tmp_path: Path) ->
 
 def in_bulk(url: str) -> list[dict[str, Any]]:
     """As tasks read it: in ranges, each opened anew."""
-    reel = open_reel(url)
-    ranges = reel.split("", reel.head().last, 3)
-    reel.close()
+    reader = open_reader(url)
+    ranges = reader.split("", reader.head().last, 3)
+    reader.close()
     return [
         row
         for after, upto in ranges
-        for batch in read_piece(Piece(journal=journal_name(url), url=url, after=after, upto=upto))
+        for batch in read_range(
+            JournalRange(journal=journal_name(url), url=url, after=after, upto=upto)
+        )
         for row in batch.to_pylist()
     ]
 
