@@ -21,8 +21,8 @@ import click
 import msgspec
 from click.termui import progressbar
 
-from tenure.cli.config import with_options
-from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, note
+from tenure.cli.config import load_config, with_options
+from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, needed_queue_option, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
@@ -226,14 +226,14 @@ def _result(new_id: str) -> bytes:
 
 
 @click.command("bridge")
-@click.argument("from_url", metavar="FROM_URL")
-@click.argument("to_url", metavar="TO_URL")
+@needed_queue_option
+@click.option("--to", "to_url", metavar="QUEUE", required=True, help="Where the jobs go.")
 @click.option("--keep", is_flag=True, help="Keep the old job as done, instead of removing it.")
 @click.option("--plain", is_flag=True, help="Leave out groups and priorities.")
 @click.option("--with-workers", is_flag=True, help="Run although workers serve the old queue.")
 @json_option
 def bridge_command(
-    from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
+    queue_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
 ) -> int:
     """Move the waiting jobs of a queue to another one, of any contract, each exactly once.
 
@@ -242,8 +242,10 @@ def bridge_command(
     drops groups and priorities, for a queue without them.
 
     \b
-    tenure bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0
+    tenure bridge --queue 'bullmq+redis://h/0?queue=mail' --to streams+redis://127.0.0.1:6379/0
     """
+    config = load_config()
+    from_url, to_url = config.text("queue_url", queue_url), config.url_of(to_url)
     if from_url == to_url:
         raise UsageError("both URLs name the same queue; a bridge needs two")
     moved = asyncio.run(_bridge(from_url, to_url, keep, plain, with_workers))

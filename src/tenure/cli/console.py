@@ -25,11 +25,11 @@ import click
 from tenure.cli.config import (
     colours_wanted,
     debug_wanted,
-    is_storable,
     load_config,
     running_up,
 )
 from tenure.core import errors
+from tenure.core.config import is_storable
 from tenure.core.encoding import CONTROL_CHARS, escaped, one_line
 
 if TYPE_CHECKING:
@@ -331,8 +331,17 @@ Answer = TypeVar("Answer")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 queue_option = click.option(
-    "--queue", "-q", "queue_url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL."
-)
+    "--queue", "-q", "queue_url", metavar="QUEUE",
+    help="A URL, or a name in tenure.toml; default: TENURE_QUEUE_URL.",
+)  # fmt: skip
+needed_queue_option = click.option(
+    "--queue", "-q", "queue_url", metavar="QUEUE", required=True,
+    help="A URL, or a name in tenure.toml.",
+)  # fmt: skip
+queues_option = click.option(
+    "--queue", "-q", "queue_urls", metavar="QUEUE", multiple=True,
+    help="A URL, or a name in tenure.toml; repeatable.",
+)  # fmt: skip
 
 _MASK = ":***@"
 _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")

@@ -74,7 +74,7 @@ _ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=Tr
 @click.option(
     "-d", "--data", metavar="JSON|@FILE|-", default="{}", help="The payload; - reads stdin."
 )
-@click.option("--to", "--queue", "-q", "queue_url", metavar="URL", help="The queue.")
+@queue_option
 @_gateway_option
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
 @click.option("--follow", is_flag=True, help="Print each event until the end.")
@@ -348,7 +348,6 @@ def event_line(event: JobEvent) -> str:
 
 
 @click.command("ls")
-@click.argument("url", metavar="[URL]", required=False)
 @click.option("--state", "states", multiple=True, help="Only this state; may be given again.")
 @click.option("--task", default="", help="Only this task.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
@@ -356,7 +355,6 @@ def event_line(event: JobEvent) -> str:
 @queue_option
 @json_option
 def ls_command(
-    url: str | None,
     states: tuple[str, ...],
     task: str,
     limit: int,
@@ -368,10 +366,10 @@ def ls_command(
 
     \b
     tenure ls --state error --limit 20
-    tenure ls 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
+    tenure ls --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
     """
     query = Query(states=states, task=task, limit=limit, after=after)
-    page = with_ledger(url or queue_url, lambda ledger: ledger.find(query))
+    page = with_ledger(queue_url, lambda ledger: ledger.find(query))
     jobs = [job_object(record) for record in page.jobs]
     none = "no jobs" + (" like that" if states or task or after else " yet")
     answer_rows(as_json, jobs, ["ID", "TASK", "STATE", "ATTEMPT", "AGE", "ERROR"], _job_row, none)

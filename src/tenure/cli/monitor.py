@@ -23,6 +23,7 @@ from tenure.cli.console import (
     emit_text,
     json_option,
     paint,
+    queues_option,
     shown,
     table,
 )
@@ -46,10 +47,10 @@ from tenure.dashboard.watch import JournalWatch
 from tenure.worker.telemetry import ensure_logs
 
 
-def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
+def _chosen_urls(queue_urls: tuple[str, ...]) -> list[str]:
     """The given queues, else the configured ones."""
     config = load_config()
-    return list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
+    return config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
 
 
 @asynccontextmanager
@@ -73,7 +74,7 @@ def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
 
 
 @click.command("workers")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show the workers of queues: the last heartbeat, the jobs and the slots of each.
@@ -82,11 +83,11 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
 
     \b
     tenure workers
-    tenure workers streams+redis://127.0.0.1:6379/0 --json
+    tenure workers --queue streams+redis://127.0.0.1:6379/0 --json
     """
     found = asyncio.run(_workers(_chosen_urls(queue_urls)))
     headers = ["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"]
-    none = "no workers; start one: tenure worker TASKS --from URL"
+    none = "no workers; start one: tenure worker TASKS --queue URL"
     answer_rows(as_json, found, headers, _worker_row, none)
 
 
@@ -104,7 +105,7 @@ def _worker_row(worker: WorkerView) -> list[str]:
 
 
 @click.command("dead")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @click.option("--retry", "retried", metavar="CLASS", help="Send back all that failed with this.")
 @click.option("--remove", "removed", metavar="CLASS", help="Delete all that failed with this.")
 @json_option
@@ -168,7 +169,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command("top")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(min=0.2), default=1.0, help="Seconds."
 )
@@ -179,7 +180,7 @@ def top_command(queue_urls: tuple[str, ...], interval_s: float, once: bool, as_j
 
     \b
     tenure top
-    tenure top streams+redis://127.0.0.1:6379/0 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
+    tenure top -q streams+redis://127.0.0.1:6379/0 -q 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     live = sys.stdout.isatty() and not once and not as_json
     try:

@@ -15,6 +15,7 @@ from tenure.cli.console import (
     json_option,
     paint,
     queue_option,
+    queues_option,
     safe_url,
     table,
     with_ledger,
@@ -26,16 +27,16 @@ from tenure.core.seam import Query
 
 
 @click.command("queues")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show depth, totals, workers and the oldest waiting job of each queue.
 
     \b
     tenure queues
-    tenure queues 'inbox+sqlite:///jobs.db' --json
+    tenure queues --queue 'inbox+sqlite:///jobs.db' --json
     """
-    urls = list(queue_urls) or load_config().queue_urls()
+    urls = load_config().queue_urls(queue_urls)
     found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
     for url, counts in found:
         view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}

@@ -26,7 +26,6 @@ from typing import Any
 import click
 
 from tenure.cli.config import (
-    DATA_FOLDER,
     Config,
     RunningUp,
     announce_up,
@@ -42,6 +41,7 @@ from tenure.cli.console import Exit, Failed, emit_text, note, note_child_line, p
 from tenure.cli.gateway_client import fetch
 from tenure.cli.handlers import task_settings
 from tenure.cli.project import migrated
+from tenure.core.config import DATA_FOLDER
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.process import Supervisor, stop_on_signals
 from tenure.core.registry import QueueUrl, contracts, open_ledger, parse_url

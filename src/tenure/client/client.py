@@ -19,6 +19,7 @@ from tenure.client.records import (
     job_info,
     queue_counts,
 )
+from tenure.core.config import queue_url
 from tenure.core.endpoint import check_stored
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.job import NewJob, Submitted
@@ -40,12 +41,22 @@ Named: TypeAlias = tuple[str, Any] | tuple[str, Any, SubmitOptions]
 class Client:
     """Submits jobs to one queue and awaits them, for one event loop.
 
-    It connects on first use. All handles that wait share one connection, which reads the queue's
-    news. `tenure.sync.Client` is the same for programs without an event loop.
+    A queue is a URL, or its name in tenure.toml. The client connects on first use. All handles that
+    wait share one connection, which reads the queue's news. `tenure.sync.Client` is the same for
+    programs without an event loop.
     """
 
-    def __init__(self, url: str) -> None:
-        self._connection = Connection(url)
+    def __init__(self, queue: str) -> None:
+        self._connection = Connection(queue)
+
+    @classmethod
+    def from_env(cls) -> Client:
+        """A client of the configured queue, the one that commands use.
+
+        It is `TENURE_QUEUE_URL`, else `queue_url` in tenure.toml, else that of a running
+        `tenure up`, else a Redis on this machine.
+        """
+        return cls(queue_url())
 
     async def __aenter__(self) -> Client:
         return self

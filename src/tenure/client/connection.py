@@ -29,11 +29,11 @@ _OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 
 class Connection:
-    """A queue by its URL, for one event loop. All handles of a client share its one feed."""
+    """A queue by its URL or name, for one event loop. All handles share its one feed."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
-        self.url = url
+        self.url = parsed.text
         self.contract = parsed.contract
         self.name = parsed.name
         self._queue: Queue | None = None

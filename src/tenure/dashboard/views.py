@@ -462,7 +462,7 @@ def _queue_warnings(
         return [QueueWarning(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
     if waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
         text = f"no worker, and {waiting} jobs wait"
-        return [QueueWarning(name, text, "tenure worker TASKS --from URL", link)]
+        return [QueueWarning(name, text, "tenure worker TASKS --queue URL", link)]
     if counts.oldest_waiting_ms > _OLD_MS:
         text = f"the oldest job has waited {duration(counts.oldest_waiting_ms)}"
         return [QueueWarning(name, text, "add workers or slots", link)]

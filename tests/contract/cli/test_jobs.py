@@ -91,8 +91,8 @@ def test_the_same_key_gives_the_same_job_and_another_payload_is_a_conflict(cli: 
 
 def test_a_full_queue_says_when_to_try_again(cli: Cli, queue_url: str) -> None:
     full = f"{queue_url}&max_depth=1"
-    assert cli("submit", "chat", "--to", full).code == 0
-    said = cli("submit", "chat", "--to", full, "--json")
+    assert cli("submit", "chat", "--queue", full).code == 0
+    said = cli("submit", "chat", "--queue", full, "--json")
     assert said.code == 1
     problem = json.loads(said.err)
     assert problem["code"] == "queue_full"
@@ -226,7 +226,7 @@ def test_whoever_waits_for_a_job_outlasts_a_restart_of_its_store(
         following.heard("queued")
         server.kill()
         server.start()
-        start("worker", str(app), "--from", url)
+        start("worker", str(app), "--queue", url)
         assert (waiting.ended(), waiting.out) == (0, ['{"said":"hi"}'])
         assert following.ended() == 0
         assert "done" in following.words

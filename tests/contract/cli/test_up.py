@@ -217,7 +217,7 @@ def test_a_named_redis_is_used_and_left_running(
         assert program.ended() == 0
     finally:
         program.kill()
-    ping = Program(["queues", f"streams+{redis_url}"], tmp_path, {})
+    ping = Program(["queues", "-q", f"streams+{redis_url}"], tmp_path, {})
     assert ping.ended() == 0
 
 
