@@ -27,10 +27,10 @@ from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
+from tenure.core.portable import State, own_words, portable_counts
 from tenure.core.registry import contract_of, open_ledger, open_queue, parse_url
 from tenure.core.seam import Ledger, Query, Queue
-from tenure.dashboard.queues import kind_of, states_of
-from tenure.dashboard.views import by_kind
+from tenure.dashboard.queues import states_of
 
 _BATCH = 100
 _CLAIM_WAIT_MS = 200
@@ -84,15 +84,14 @@ class Bridge:
 
     async def _held(self) -> list[JobRecord]:
         """The jobs that another bridge holds; this one holds none between two steps."""
-        states = await self._states("running")
+        states = await self._words("running")
         page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
         return [job for job in page.jobs if job.worker_id == _WORKER_ID]
 
-    async def _states(self, kind: str) -> tuple[str, ...]:
-        """The states of this kind in the source's contract."""
-        counts = await self.source_ledger.counts()
-        states = states_of(parse_url(self.from_url).contract, tuple(counts.states))
-        return tuple(state for state in states if kind_of(state) == kind)
+    async def _words(self, *states: State) -> tuple[str, ...]:
+        """The words of the source's contract for these states."""
+        counts, contract = await self.source_ledger.counts(), parse_url(self.from_url).contract
+        return own_words(contract, states, states_of(contract, tuple(counts.states)))
 
     async def _move(self, moved: Moved) -> None:
         while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
@@ -130,7 +129,7 @@ class Bridge:
         await self.source.settle([Outcome(lease, "release") for lease in leases])
 
     async def _move_delayed(self, moved: Moved) -> None:
-        states, after = await self._states("waiting"), ""
+        states, after = await self._words("waiting", "scheduled"), ""
         while True:
             page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
             now_ms = time.time_ns() // 1_000_000
@@ -273,7 +272,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
                 f"{workers} workers serve the old queue and could run a job that is on its "
                 "way: stop them first (or say --with-workers)",
             )
-        waiting = by_kind(counts).get("waiting", 0)
+        states = portable_counts(parse_url(from_url).contract, counts.states)
+        waiting = states["waiting"] + states["scheduled"]
         with progressbar(length=waiting, label="moving", file=sys.stderr) as bar:
             bridge = Bridge(
                 from_url,

@@ -19,6 +19,7 @@ from tenure.cli.config import Config, load_config
 from tenure.cli.console import Exit, answer, json_option, paint, queues_option
 from tenure.cli.gateway_client import fetch
 from tenure.core.errors import ServerError, StoreError, TenureError
+from tenure.core.portable import portable_counts
 from tenure.core.registry import (
     Finding,
     QueueUrl,
@@ -30,7 +31,6 @@ from tenure.core.registry import (
     paused_finding,
 )
 from tenure.core.seam import Counts
-from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
 
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
@@ -189,8 +189,8 @@ async def _ledger_findings(url: str) -> list[Finding]:
 
 
 def _count_findings(name: str, counts: Counts) -> list[Finding]:
-    kinds = by_kind(counts)
-    waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
+    states = portable_counts(parse_url(name).contract, counts.states)
+    waiting, failed = states["waiting"], states["failed"]
     return [
         make_finding(
             "workers",

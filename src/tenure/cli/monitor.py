@@ -38,7 +38,6 @@ from tenure.dashboard.views import (
     DeadGroup,
     DeadList,
     WorkerView,
-    by_kind,
     dead_letters,
     warnings,
     workers,
@@ -230,7 +229,7 @@ def _queue_figures(name: str, watch: JournalWatch) -> dict[str, Any]:
         "paused": bool(counts and counts.paused),
         "workers": counts.workers if counts else 0,
         "oldest_waiting_ms": counts.oldest_waiting_ms if counts else 0,
-        "kinds": by_kind(counts) if counts else {},
+        "states": observer.depth_by_state,
         "figures": watch.figures(name, span_s=_SPAN_S),
         "done_per_s": [row[3] for row in watch.series(name, span_s=30)],
     }
@@ -263,15 +262,15 @@ def _frame_text(frame: dict[str, Any]) -> str:
 
 
 def _queue_row(queue: dict[str, Any]) -> list[str]:
-    kinds, figures = queue["kinds"], queue["figures"]
+    states, figures = queue["states"], queue["figures"]
     name = queue["queue"] + (" (paused)" if queue["paused"] else "")
     if queue["away"]:
         return [name, paint("the store does not answer", "red"), *[""] * 9]
     return [
         name,
-        number(kinds.get("waiting", 0)),
-        number(kinds.get("running", 0)),
-        number(kinds.get("failed", 0)),
+        number(states["waiting"]),
+        number(states["running"]),
+        number(states["failed"]),
         str(queue["workers"]),
         number(figures.done / _SPAN_S),
         share(figures.failed_share),

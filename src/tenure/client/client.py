@@ -23,7 +23,7 @@ from tenure.core.config import queue_url
 from tenure.core.endpoint import check_stored
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.core.portable import State, SubmitOptions, known_words, own_states, state_of
+from tenure.core.portable import State, SubmitOptions, is_in, known_words, own_words
 from tenure.core.seam import Query
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ class Client:
         """
         contract = self._connection.contract
         states: tuple[State, ...] = (state,) if isinstance(state, str) else tuple(state)
-        words = own_states(contract, states, known_words(contract)) if states else ()
+        words = own_words(contract, states, known_words(contract)) if states else ()
         name = task if isinstance(task, str) else task.name
         page = await self._connection.ledger.find(
             Query(states=words, task=name, after=after, limit=limit)
         )
-        found = [job_info(each) for each in page.jobs if not states or state_of(each) in states]
+        found = [job_info(each) for each in page.jobs if not states or is_in(each, states)]
         return JobPage(found, page.after)
 
     async def counts(self) -> QueueCounts:

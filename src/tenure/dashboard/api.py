@@ -341,8 +341,8 @@ class Api:
         return Answer(200, StatsView(self._watch.figures(), queues))
 
     async def _backlog(self, call: Call) -> Answer:
-        queue = call.path["queue"]
-        counts = await self._queues[queue].ledger.counts()
+        queue = self._queues[call.path["queue"]]
+        counts = await queue.ledger.counts()
         return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
 
     async def _audit(self, call: Call) -> Answer:
