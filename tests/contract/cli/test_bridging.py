@@ -119,7 +119,7 @@ def test_no_job_is_given_up_because_bridges_are_killed() -> None:
         (("streams+redis://127.0.0.1:1/0", "memory://a"), 5, "tenure doctor"),
         (("streams+redis://h/0?lease=5", "memory://a"), 2, "did you mean 'lease_ms'"),
         (("bullmq+redis://h/0?queue=a:b", "memory://a"), 2, "no colon"),
-        (("plane+http://h:1?streams=a", "memory://a"), 2, "worker's side"),
+        (("plane+http://h:1?streams=a", "memory://a"), 2, "at its database"),
         (("memory://a", "memory://a"), 2, "a bridge needs two"),
     ],
 )

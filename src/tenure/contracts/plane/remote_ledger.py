@@ -1,7 +1,7 @@
 """The ledger and the news of a plane over HTTP: what the routes of its producers allow.
 
-A job is read, followed and cancelled by its id. What needs all jobs of a plane (search, counts, pause)
-has no route in the contract, and is refused with the address that can do it.
+A job is read, followed and cancelled by its id. What needs all jobs of a plane (search, counts,
+pause) has no route in the contract, and is refused with the address that can do it.
 """
 
 from __future__ import annotations
