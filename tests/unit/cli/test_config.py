@@ -259,6 +259,8 @@ def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(
     assert f"warning: {path} can be written by group" in capsys.readouterr().err
 
 
+ROOT = Path(__file__).parents[3]
+MAIL = "bullmq+redis://127.0.0.1:6379/0?queue=mail"
 NAMED = """
 queue_url = "mail"
 
@@ -281,6 +283,14 @@ def test_a_queue_has_a_name_wherever_a_url_is_taken(tmp_path: Path) -> None:
     assert config.texts("worker.queues") == ["memory://mail", "memory://other"]
     assert config.texts("gateway.queues", ("mail",)) == ["memory://mail"]
     assert config.queue_urls(("mail", "memory://a")) == ["memory://mail", "memory://a"]
+
+
+@pytest.mark.runs("docs/reference/cli.md:toml")
+def test_the_names_of_the_documentation_are_read(tmp_path: Path) -> None:
+    shown = (ROOT / "docs/reference/cli.md").read_text().partition("```toml\n")[2]
+    config = config_in(tmp_path, shown.partition("```")[0], TENURE_QUEUES_CLIPS_URL="memory://c")
+    assert config.text("queue_url") == config.url_of("mail") == MAIL
+    assert config.url_of("clips") == "memory://c"
 
 
 def test_the_environment_wins_over_the_file_for_a_named_queue(tmp_path: Path) -> None:
