@@ -14,9 +14,9 @@ import pytest
 
 from tenure.cli.bridge import without_lost_limit
 from tenure.core.job import JobRecord, NewJob
+from tenure.core.portable import is_in
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query
-from tenure.dashboard.queues import kind_of
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.cli.conftest import Cli, Program
 from tests.waiting import until
@@ -80,7 +80,7 @@ async def test_a_bridge_that_is_killed_goes_on_when_it_is_started_again(
     assert await asyncio.to_thread(again.ended) == 0, again.words
     arrived = Counter(job.payload for job in await jobs_of(queue_url))
     assert arrived == Counter(payloads)
-    left = [job for job in await jobs_of(from_url) if kind_of(job.state) in ("waiting", "running")]
+    left = [job for job in await jobs_of(from_url) if is_in(job, ("waiting", "running"))]
     assert left == []
 
 

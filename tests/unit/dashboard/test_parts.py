@@ -12,12 +12,10 @@ import pytest
 from starlette.responses import HTMLResponse
 
 from tenure.core.journal import JournalEvent
-from tenure.core.registry import machines
 from tenure.core.seam import Counts
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
-from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import ChangeListener, Observer, figures, quantiles
 
@@ -35,11 +33,6 @@ from tenure.dashboard.watch import ChangeListener, Observer, figures, quantiles
 )
 def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: ErrorInfo) -> None:
     assert error_info(raw) == fault
-
-
-def test_every_state_of_every_contract_has_a_kind() -> None:
-    words = {state for machine in machines().values() for state in machine.states}
-    assert {word for word in words if kind_of(word) not in KINDS} == set()
 
 
 def test_bytes_that_are_no_json_are_shown_as_text() -> None:
