@@ -36,6 +36,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, OutcomeKind, Verdict, verdict_of
 from tenure.core.seam import Counts, Upkeep, WorkerBeat
 
+_JOB_OPTIONS = ("retry_delay_ms",)
 _CLOSED_MAX = 32  # how many ended leases of one job can still answer a resent settle
 _NOT_FOUND = "there is no such job"
 _FINAL_STATES = {"complete": "done", "bury": "failed", "cancel": "cancelled"}
@@ -586,6 +587,10 @@ def _check(new: NewJob) -> Any:
         raise UsageError(f"ttl_ms is positive or left out, not {new.ttl_ms}")
     if new.idempotency_key:
         check_key(new.idempotency_key)
+    if unknown := new.options.keys() - set(_JOB_OPTIONS):
+        raise UsageError(
+            f"no such job option: {', '.join(sorted(unknown))}; there is {', '.join(_JOB_OPTIONS)}"
+        )
     return msgspec.json.decode(new.payload)
 
 
