@@ -1,4 +1,4 @@
-"""The client of a plane over HTTP: what the suite asks of every client, as far as there are routes."""
+"""The client of a plane over HTTP keeps what every client keeps, as far as there are routes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ async def test_what_has_no_route_is_refused_with_the_address_that_has_it(servers
 
 async def test_a_client_hears_of_its_own_jobs_alone(site: Site) -> None:
     gateway = await site.gateway(anonymous=False)
-    mine, yours = [(await site.ring.create(["jobs:write", "jobs:read"]))[1] for _ in range(2)]
+    scopes = ["jobs:write", "jobs:read"]
+    mine, yours = [(await site.ring.create(scopes, name))[1] for name in ("mine", "yours")]
     webs = [Web(gateway.url, {"x-api-key": key}) for key in (mine, yours)]
     begun = (await webs[0].get("/v1/plane/news")).json["after"]
     ids = []
@@ -103,9 +104,8 @@ async def test_a_client_hears_of_its_own_jobs_alone(site: Site) -> None:
     for web, job_id in zip(webs, ids, strict=True):
         news = (await web.get(f"/v1/plane/news?after={begun}&wait_ms=5000")).json
         assert {each["job_id"] for each in news["moved"]} == {job_id}
-        assert (await web.get(f"/v1/plane/news?after={news['after']}&wait_ms=50")).json[
-            "moved"
-        ] == []
+        later = await web.get(f"/v1/plane/news?after={news['after']}&wait_ms=50")
+        assert later.json["moved"] == []
     assert (await webs[0].get(f"/v1/plane/jobs/{ids[1]}/history")).status == 404
     history = (await webs[1].get(f"/v1/plane/jobs/{ids[1]}/history")).json
     assert ([each["type"] for each in history["events"]], history["complete"]) == (["QUEUED"], True)
