@@ -112,7 +112,7 @@ ASKED: dict[str, Ask] = {
     "GET /v1/plane/jobs/{job_id}": job("plane", path="/v1/plane/jobs/{}".format),
     "GET /v1/plane/jobs/{job_id}/events": job("plane", path="/v1/plane/jobs/{}/events".format),
     "GET /v1/plane/jobs/{job_id}/history": job("plane", path="/v1/plane/jobs/{}/history".format),
-    "GET /v1/plane/news": READ,
+    "GET /v1/plane/news": Ask(foreign=False),
     "POST /v1/plane/jobs/{job_id}/cancel": job("plane", path="/v1/plane/jobs/{}/cancel".format),
     "POST /internal/worker/claim": worker(streams=["b"]),
     "POST /internal/worker/heartbeat": worker(leases=[HELD]),
