@@ -100,7 +100,6 @@ def post(url: str) -> str:
 
 
 def test_flask_submits_and_awaits(stand: Stand, free_port: int) -> None:
-    pytest.importorskip("flask")
     stand.work("await_result.py")
     app = stand.start("--app", "flask_app", "run", "--port", str(free_port), module="flask")
     app.heard("Running on")
