@@ -112,7 +112,7 @@ def test_top_shows_every_queue_once_for_people_and_programs(
 ) -> None:
     submit(queue_url, *[NewJob(task="chat", payload=b"{}") for _ in range(3)])
     (seen,) = cli("top", "-q", queue_url, "-q", mail_url, "--once", "--json").lines
-    assert seen["queues"][0]["kinds"]["waiting"] == 3
+    assert seen["queues"][0]["states"]["waiting"] == 3
     assert seen["queues"][0]["figures"]["submitted"] == 3
     text = cli("top", "-q", queue_url, "-q", mail_url, "--once").out
     assert "streams" in text
