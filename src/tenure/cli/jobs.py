@@ -29,8 +29,6 @@ from tenure.cli.console import (
     queue_option,
     with_ledger,
 )
-from tenure.client.connection import Connection
-from tenure.client.follow import EventFollower
 from tenure.core.encoding import check_json, one_line
 from tenure.core.errors import (
     Conflict,
@@ -42,7 +40,6 @@ from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, new_job_id
 from tenure.core.portable import STATES, is_in, known_words, own_words
 from tenure.core.registry import parse_url
 from tenure.core.seam import Ledger, Query
-from tenure.worker.telemetry import ensure_logs
 
 if TYPE_CHECKING:
     from tenure.cli.gateway_client import GatewayClient
@@ -148,7 +145,8 @@ class _StoreClient:
     """Submits and follows jobs directly in the store."""
 
     def __init__(self, url: str) -> None:
-        ensure_logs()
+        from tenure.client.connection import Connection
+
         self._connection = Connection(url)
 
     async def submit(self, job: NewJob) -> Submitted:
@@ -156,6 +154,10 @@ class _StoreClient:
         return submitted
 
     async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
+        from tenure.client.follow import EventFollower
+        from tenure.worker.telemetry import ensure_logs
+
+        ensure_logs()
         await self.job(job_id)  # raises if there is none, or no store
         feed = self._connection.feed
         follower = feed.follow(EventFollower(feed, job_id, ""))
@@ -353,7 +355,7 @@ def ls_command(
     tenure ls --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
     """
     url = parse_url(load_config().text("queue_url", queue_url))
-    words = own_words(url.contract, states, (*known_words(url.contract), *_own(states)))
+    words = _words(url.contract, states) if states else ()
     query = Query(states=words, task=task, limit=limit, after=after)
     page = with_ledger(url.text, lambda ledger: ledger.find(query))
     jobs = [job_object(each) for each in page.jobs if not states or is_in(each, states)]
@@ -363,9 +365,10 @@ def ls_command(
         note(f"more: --after {page.after}")
 
 
-def _own(states: Sequence[str]) -> list[str]:
-    """States that are no portable ones: their contract knows them, or says what there are."""
-    return [state for state in states if state not in STATES]
+def _words(contract: str, states: Sequence[str]) -> tuple[str, ...]:
+    """The contract's words to ask for; it refuses one that it does not have."""
+    own = [state for state in states if state not in STATES]
+    return own_words(contract, states, (*known_words(contract), *own))
 
 
 def _job_row(job: dict[str, Any]) -> list[str]:

@@ -343,7 +343,9 @@ class Api:
     async def _backlog(self, call: Call) -> Answer:
         queue = self._queues[call.path["queue"]]
         counts = await queue.ledger.counts()
-        return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
+        per_worker = call.query.per_worker
+        found = backlog(queue.name, queue.contract, counts, per_worker=per_worker)
+        return Answer(200, found)
 
     async def _audit(self, call: Call) -> Answer:
         query: ReadAudit = call.query

@@ -424,12 +424,12 @@ async def waiting_spread(queue: str, finder: JobFinder) -> WaitingSpread:
     return WaitingSpread(groups.most_common(_SPREAD_SHOWN), spread[:_SPREAD_SHOWN], len(found))
 
 
-def backlog(queue: OpenQueue, counts: Counts, *, per_worker: int) -> Backlog:
+def backlog(queue: str, contract: str, counts: Counts, *, per_worker: int) -> Backlog:
     """The data for a scaler. `desired` is the number of workers with `per_worker` jobs each."""
-    states = portable_counts(queue.contract, counts.states)
+    states = portable_counts(contract, counts.states)
     waiting, running = states["waiting"], states["running"]
     desired = 0 if counts.paused else math.ceil((waiting + running) / max(1, per_worker))
-    return Backlog(queue.name, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
+    return Backlog(queue, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
 
 
 def warnings(watch: JournalWatch, *, now_ms: int) -> list[QueueWarning]:

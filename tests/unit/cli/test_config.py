@@ -44,13 +44,13 @@ def test_every_setting_can_be_turned_by_its_variable_and_by_the_file(
     tmp_path: Path, name: str
 ) -> None:
     setting = SETTINGS[name]
-    text = (
-        "42" if setting.kind in ("integer", "number") else "a,b" if setting.kind == "list" else "x"
-    )
+    text = {"list": "m://a,m://b", "text": "m://x"}.get(setting.kind, "42")
     by_variable = Config({setting.variable: text}, tmp_path)
     assert by_variable.find(name).value != setting.default
     table, _, key = name.rpartition(".")
-    value = {"integer": "42", "number": "42.0", "list": '["a", "b"]', "text": '"x"'}[setting.kind]
+    value = {"integer": "42", "number": "42.0", "list": '["m://a", "m://b"]', "text": '"m://x"'}[
+        setting.kind
+    ]
     toml = f"[{table}]\n{key} = {value}\n" if table else f"{key} = {value}\n"
     assert config_in(tmp_path, toml).find(name).value == by_variable.find(name).value
 

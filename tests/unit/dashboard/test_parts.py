@@ -96,10 +96,10 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
 
 def test_a_paused_queue_wants_no_workers_and_a_full_one_wants_enough() -> None:
     counts = Counts({"waiting": 41, "active": 4, "completed": 99})
-    assert backlog("q", counts, per_worker=10).desired == 5
-    assert backlog("q", counts, per_worker=10).backlog == 41
+    assert backlog("q", "bullmq", counts, per_worker=10).desired == 5
+    assert backlog("q", "bullmq", counts, per_worker=10).backlog == 41
     paused = Counts({"waiting": 41}, paused=True)
-    assert backlog("q", paused, per_worker=10).desired == 0
+    assert backlog("q", "bullmq", paused, per_worker=10).desired == 0
 
 
 @pytest.mark.parametrize("text", ["//evil.example", "https://evil.example", "/\\evil", "", "x"])
