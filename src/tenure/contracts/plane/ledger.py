@@ -317,8 +317,8 @@ class NewsTail:
         """The steps after a position that are `mine`, and the position up to which was looked."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after > self._last:  # a made-up position must not be the one that is read from for all
-            after = min(after, await self.last())
+        if after > self._last and (newest := await self.last()):
+            after = min(after, newest)  # a made-up position must not be where all are read from
         while True:
             begun = after
             if self._first <= after <= self._last:
