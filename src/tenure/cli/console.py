@@ -26,10 +26,9 @@ from tenure.cli.config import (
     colours_wanted,
     debug_wanted,
     load_config,
-    running_up,
 )
 from tenure.core import errors
-from tenure.core.config import is_storable
+from tenure.core.config import is_storable, running_up
 from tenure.core.encoding import CONTROL_CHARS, escaped, one_line
 
 if TYPE_CHECKING:

@@ -256,8 +256,8 @@ def job_row(queue: str, job: JobRecord) -> JobRow:
 
 def job_full(queue: str, job: JobRecord) -> JobFull:
     """A job with all fields."""
-    own = {"queue": queue, "state": state_of(job), "own_state": job.state}
-    own["extra"] = dict(job.extra)
+    own: dict[str, Any] = {"queue": queue, "extra": dict(job.extra)}
+    own |= {"state": state_of(job), "own_state": job.state}
     for name in ("payload", "result", "error", "progress"):
         own[name] = decode_json(getattr(job, name))
     return JobFull(**_fields(JobFull, job) | own)
