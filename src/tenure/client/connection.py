@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from tenure.client.feed import FollowedLedger, JobFeed, News
+from tenure.client.events import FollowedLedger
+from tenure.client.feed import JobFeed, News
 from tenure.client.follow import EventFollower
 from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from msgspec import Meta
 
-from tenure.client.feed import FollowedLedger
+from tenure.client.events import FollowedLedger
 from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right, Submits
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,6 +17,7 @@ from tenure.contracts.plane.model import (
     queue_of,
     stream_of,
 )
+from tenure.contracts.plane.news import NewsTail
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent, SqlFormat
@@ -27,7 +26,6 @@ from tenure.sql.engine import PLANE, ROW_MACHINE, Engine
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
 _POLL_MS = 250
-_NEWS_KEPT = 10_000
 _SQL_STATES = {
     state: tuple(own for own, shown in STATES.items() if shown == state) for state in MACHINE.states
 }
@@ -275,107 +273,6 @@ class PlaneJournal:
         """Close the connections."""
         for journal in self._journals:
             await journal.close()
-
-
-class Moved(NamedTuple):
-    """A step of a job, its position in the journal, and whose job it is."""
-
-    position: int
-    job_id: str
-    stream: str
-    requester: str
-    type: str
-    state: str
-
-
-class NewsTail:
-    """Reads the journal once for all who wait for news of their jobs over HTTP.
-
-    One of those who wait reads for all of them, and another goes on when that one leaves. A reader
-    whose position is too old for what is kept here reads the journal itself.
-    """
-
-    def __init__(
-        self,
-        journal: PlaneJournal,
-        requesters: Callable[[Collection[str]], Awaitable[dict[str, str]]],
-    ) -> None:
-        self._journal = journal
-        self._requesters = requesters
-        self._reading = asyncio.Lock()
-        self._moved = asyncio.Event()
-        self._kept: deque[Moved] = deque()
-        self._first = self._last = -1
-
-    async def last(self) -> int:
-        """The position of the newest step."""
-        return int(await self._journal.last())
-
-    async def wait(
-        self, after: int, wait_ms: int, mine: Callable[[Moved], bool]
-    ) -> tuple[list[Moved], int]:
-        """The steps after a position that are `mine`, and the position up to which was looked."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
-        if after > self._last and (newest := await self.last()):
-            after = min(after, newest)  # a made-up position must not be where all are read from
-        while True:
-            begun = after
-            if self._first <= after <= self._last:
-                steps, after = [each for each in self._kept if each.position > after], self._last
-            else:
-                events = await self._journal.read(after=str(after))
-                steps, after = await self._steps(events), _end(events, after)
-            found = [each for each in steps if mine(each)]
-            left_ms = round((deadline - loop.time()) * 1000)
-            if found or left_ms <= 0:
-                return found, after
-            if after == begun:
-                await self._wait(after, left_ms)
-
-    async def close(self) -> None:
-        """Listen for nothing any more."""
-        await self._journal.stop_listening()
-
-    async def _wait(self, after: int, left_ms: int) -> None:
-        """Wait for steps after a position: read them, or wait for the one who does."""
-        if self._reading.locked():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), left_ms / 1000)
-            return
-        async with self._reading:
-            try:
-                if after != self._last:
-                    self._kept.clear()
-                    self._first = self._last = after
-                events = await self._journal.wait(after=str(after), wait_ms=left_ms)
-                self._kept.extend(await self._steps(events))
-                self._last = _end(events, self._last)
-                while len(self._kept) > _NEWS_KEPT:
-                    self._first = self._kept.popleft().position
-            finally:
-                moved, self._moved = self._moved, asyncio.Event()
-                moved.set()
-
-    async def _steps(self, events: list[JournalEvent]) -> list[Moved]:
-        whose = await self._requesters({event.job_id for event in events})
-        return [
-            Moved(
-                int(event.seq),
-                event.job_id,
-                event.queue,
-                whose[event.job_id],
-                event.type,
-                event.to_state,
-            )
-            for event in events
-            if event.job_id in whose
-        ]
-
-
-def _end(events: Sequence[JournalEvent], before: int) -> int:
-    """The position of the last event, the one before it if there is none."""
-    return int(events[-1].seq) if events else before
 
 
 def _translate_event(event: JournalEvent) -> JournalEvent:

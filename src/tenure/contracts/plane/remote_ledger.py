@@ -14,8 +14,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from tenure.contracts.plane.model import CONTRACT
+from tenure.contracts.plane.news import PlaneNews
 from tenure.contracts.plane.remote import PlaneHttp, open_http, read_answer
-from tenure.contracts.plane.schemas import PlaneNews
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent

@@ -10,13 +10,12 @@ from typing import Any, Protocol
 import msgspec
 
 from tenure.contracts.plane import MACHINE
-from tenure.contracts.plane.ledger import Moved, PlaneLedger
+from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Claim, fence_of
+from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
-    AskHistory,
-    AskNews,
     ClaimRequest,
     ClaimResult,
     ClaimResults,
@@ -31,13 +30,10 @@ from tenure.contracts.plane.schemas import (
     HeartbeatRequest,
     HeartbeatResult,
     HeartbeatResults,
-    JobMoved,
     LeaseRef,
     NewPlaneJob,
-    PlaneJobHistory,
     PlaneJobNews,
     PlaneJobView,
-    PlaneNews,
     ReportRequest,
     ReportResult,
     ReportResults,
@@ -48,7 +44,6 @@ from tenure.contracts.plane.schemas import (
     batch_item,
     claimed_job,
     completed_outcome,
-    event_view,
     failed_outcome,
     heartbeat_result,
     job_view,
@@ -84,12 +79,11 @@ from tenure.core.outcome import (
     Verdict,
 )
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Upkeep, is_full
+from tenure.core.seam import Upkeep
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_with_retry
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
-_EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
@@ -129,51 +123,13 @@ class _JobRoutes:
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events after a position; 204 if none can follow, which ends a client."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
-        _check_position(after)
+        check_position(after)
         record = await self._record(call)
         ended = after and record.state in MACHINE.final
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
         return Follow(record.job_id, record.state, after, masked)
-
-    async def history(self, call: Call) -> Answer:
-        """A page of the job's events."""
-        query: AskHistory = call.query
-        record = await self._record(call)
-        _check_position(query.after)
-        events = await self._ledger.events(record.job_id, after=query.after, limit=query.limit)
-        complete = not is_full(events, query.limit)
-        if not call.caller.owns(record.requester):
-            events = await self._redaction.events(events)
-        return Answer(200, PlaneJobHistory(events=list(map(event_view, events)), complete=complete))
-
-    async def news(self, call: Call) -> Answer:
-        """Steps of the caller's jobs; waits for the first, while the client is connected."""
-        query: AskNews = call.query
-        if not query.after:
-            return Answer(200, PlaneNews(str(await self._ledger.news.last()), []))
-        _check_position(query.after)
-        whose, streams = call.reach, call.caller.streams
-
-        def is_mine(moved: Moved) -> bool:
-            return (whose is None or moved.requester == whose) and (
-                not streams or moved.stream in streams
-            )
-
-        waiting = asyncio.ensure_future(
-            self._ledger.news.wait(int(query.after), query.wait_ms, is_mine)
-        )
-        gone = asyncio.ensure_future(call.gone()) if call.gone else waiting
-        try:
-            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-            found, after = waiting.result() if waiting.done() else ([], int(query.after))
-        finally:
-            waiting.cancel()
-            gone.cancel()
-            await asyncio.gather(waiting, gone, return_exceptions=True)
-        moved = [JobMoved(each.job_id, each.type, each.state) for each in found]
-        return Answer(200, PlaneNews(str(after), moved))
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
@@ -298,32 +254,6 @@ class _JobRoutes:
                 tag="plane",
             ),
             Endpoint(
-                method="GET",
-                path=f"{path}/history",
-                operation="readPlaneJobHistory",
-                summary="The events of a job of the plane so far",
-                right=Right("jobs:read", "own", streams=True),
-                handle=self.history,
-                asks=AskHistory,
-                replies={200: Reply("Events after a position.", PlaneJobHistory)},
-                problems=(400, 404, 422),
-                tag="plane",
-            ),
-            Endpoint(
-                method="GET",
-                path="/v1/plane/news",
-                operation="readPlaneNews",
-                summary="Which of your jobs have moved",
-                description="A long poll: one request waits for the news of any number of jobs. "
-                "Ask without `after` for the position to begin at.",
-                right=Right("jobs:read", "own", streams=True),
-                handle=self.news,
-                asks=AskNews,
-                replies={200: Reply("What happened after a position.", PlaneNews)},
-                problems=(400, 422),
-                tag="plane",
-            ),
-            Endpoint(
                 method="POST",
                 path=f"{path}/cancel",
                 operation="cancelPlaneJob",
@@ -337,12 +267,8 @@ class _JobRoutes:
                 problems=(404, 409),
                 tag="plane",
             ),
+            *NewsRoutes(self._ledger, self._redaction, self._record).endpoints(),
         ]
-
-
-def _check_position(after: str) -> None:
-    if after and not _EVENT_ID.fullmatch(after):
-        raise Refused("bad_cursor", f"{after[:60]!r} is not a position such as 3")
 
 
 def _unknown() -> NotFound:

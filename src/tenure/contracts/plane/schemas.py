@@ -16,7 +16,7 @@ from tenure.contracts.plane.model import attempt_id_of, fence_of
 from tenure.core.encoding import answer_json
 from tenure.core.endpoint import Refused
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.job import JobEvent, JobRecord, Submitted
+from tenure.core.job import JobRecord, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.portable import State, state_of
@@ -338,54 +338,6 @@ class PlaneJobNews(msgspec.Struct, frozen=True, kw_only=True):
     data: Any
 
 
-class PlaneJobEvent(PlaneJobNews, frozen=True, kw_only=True):
-    """An event of a job; `id` is its position."""
-
-    id: str
-
-
-class PlaneJobHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of a job, oldest first. `complete` is false if more follow."""
-
-    events: list[PlaneJobEvent]
-    complete: bool
-
-
-class AskHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which events of a job."""
-
-    after: EventId = ""
-    limit: Annotated[int, Meta(ge=1, le=1000, description="How many at most.")] = 1000
-
-
-class AskNews(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From where on, and how long to wait for the first news."""
-
-    after: Annotated[
-        str,
-        Meta(
-            description="The `after` of the last answer; without it, only that is answered.",
-            extra_json_schema={"pattern": "^[0-9]{0,18}$"},
-        ),
-    ] = ""
-    wait_ms: Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for news.")] = 0
-
-
-class JobMoved(msgspec.Struct, frozen=True):
-    """A step of a job: what happened (`type`), and its status after it."""
-
-    job_id: str
-    type: str
-    status: str
-
-
-class PlaneNews(msgspec.Struct, frozen=True):
-    """Steps of your jobs, oldest first; `after` is the position to go on from."""
-
-    after: str
-    moved: list[JobMoved]
-
-
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt. While it runs `verdict` is `running` and `ended_ms` is 0."""
 
@@ -460,17 +412,6 @@ def job_view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
             )
             for each in attempts
         ],
-    )
-
-
-def event_view(event: JobEvent) -> PlaneJobEvent:
-    """An event for an answer."""
-    return PlaneJobEvent(
-        id=event.event_id,
-        type=event.type,
-        ts=event.ts_ms,
-        step=event.step,
-        data=_json(event.data),
     )
 
 
