@@ -258,11 +258,8 @@ def bridge_command(
 
 
 async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool) -> Moved:
-    ledger = open_ledger(from_url)
-    source, target = (
-        open_queue(without_lost_limit(from_url), worker_id=_WORKER_ID),
-        open_queue(to_url),
-    )
+    ledger, target = open_ledger(from_url), open_queue(to_url)
+    opened: list[Ledger | Queue] = [ledger, target]
     try:
         counts = await ledger.counts()
         workers = await _count_workers(ledger)
@@ -274,6 +271,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
             )
         states = portable_counts(parse_url(from_url).contract, counts.states)
         waiting = states["waiting"] + states["scheduled"]
+        source = open_queue(without_lost_limit(from_url), worker_id=_WORKER_ID)
+        opened.append(source)
         with progressbar(length=waiting, label="moving", file=sys.stderr) as bar:
             bridge = Bridge(
                 from_url,
@@ -287,8 +286,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
             )
             return await bridge.run()
     finally:
-        for opened in (source, target, ledger):
-            await opened.close()
+        for each in reversed(opened):
+            await each.close()
 
 
 async def _count_workers(ledger: Ledger) -> int:
