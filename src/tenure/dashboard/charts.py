@@ -30,6 +30,7 @@ Phase = Literal["wait", "run", "backoff"]
 _PHASES: dict[Phase, str] = {"wait": "waited", "run": "ran", "backoff": "rested"}
 _ATTEMPTS_SHOWN = 200
 _MS_DIGITS_MAX = 15
+_BY_STEP: dict[str, State] = {"retry": "waiting", "fail": "failed"}
 _ENDS: tuple[State, ...] = ("done", "failed", "cancelled")
 
 _DAYS_MAX = 14
@@ -84,7 +85,8 @@ def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Time
     """The timeline from the events of a job of any contract; without events, from the record."""
     builder = _Builder(job)
     for event in events:
-        state = "waiting" if event.step == "retry" else event_state(job.contract, event.type)
+        # A failed attempt may rest in a state of its own: the step says what becomes of it.
+        state = _BY_STEP.get(event.step) or event_state(job.contract, event.type)
         if state is not None:
             builder.step(state, event)
     return builder.finish(now_ms)
