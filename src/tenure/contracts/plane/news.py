@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -22,10 +22,7 @@ from tenure.core.endpoint import Answer, Call, Endpoint, Refused, Reply, Right
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
-from tenure.core.seam import is_full
-
-if TYPE_CHECKING:
-    from tenure.contracts.plane.ledger import PlaneJournal, PlaneLedger
+from tenure.core.seam import Journal, Ledger, is_full
 
 _NEWS_KEPT = 10_000
 _POSITION = re.compile(r"[0-9]{1,18}")
@@ -79,6 +76,13 @@ class PlaneNews(msgspec.Struct, frozen=True):
     moved: list[JobMoved]
 
 
+class ListeningJournal(Journal, Protocol):
+    """A journal on connections that it shares."""
+
+    async def stop_listening(self) -> None:
+        """Listen for nothing any more; the connections stay open."""
+
+
 class Moved(NamedTuple):
     """A step of a job, its position in the journal, and whose job it is."""
 
@@ -99,7 +103,7 @@ class NewsTail:
 
     def __init__(
         self,
-        journal: PlaneJournal,
+        journal: ListeningJournal,
         requesters: Callable[[Collection[str]], Awaitable[dict[str, str]]],
     ) -> None:
         self._journal = journal
@@ -185,11 +189,13 @@ class NewsRoutes:
 
     def __init__(
         self,
-        ledger: PlaneLedger,
+        ledger: Ledger,
+        news: NewsTail,
         redaction: Redaction,
         record_of: Callable[[Call], Awaitable[JobRecord]],
     ) -> None:
         self._ledger = ledger
+        self._news = news
         self._redaction = redaction
         self._record = record_of
 
@@ -208,7 +214,7 @@ class NewsRoutes:
         """Steps of the caller's jobs; waits for the first, while the client is connected."""
         query: AskNews = call.query
         if not query.after:
-            return Answer(200, PlaneNews(str(await self._ledger.news.last()), []))
+            return Answer(200, PlaneNews(str(await self._news.last()), []))
         check_position(query.after)
         whose, streams = call.reach, call.caller.streams
 
@@ -217,9 +223,7 @@ class NewsRoutes:
                 not streams or moved.stream in streams
             )
 
-        waiting = asyncio.ensure_future(
-            self._ledger.news.wait(int(query.after), query.wait_ms, is_mine)
-        )
+        waiting = asyncio.ensure_future(self._news.wait(int(query.after), query.wait_ms, is_mine))
         gone = asyncio.ensure_future(call.gone()) if call.gone else waiting
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -267,7 +267,7 @@ class _JobRoutes:
                 problems=(404, 409),
                 tag="plane",
             ),
-            *NewsRoutes(self._ledger, self._redaction, self._record).endpoints(),
+            *NewsRoutes(self._ledger, self._ledger.news, self._redaction, self._record).endpoints(),
         ]
 
 
