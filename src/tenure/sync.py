@@ -21,6 +21,7 @@ from tenure.client import client as asynchronous
 from tenure.client.client import Named
 from tenure.client.handle import Handle as AsyncHandle
 from tenure.client.records import Event, JobInfo, JobPage, QueueCounts
+from tenure.core.config import queue_url
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.portable import State, SubmitOptions
 
@@ -122,10 +123,15 @@ async def _next(events: Any) -> Any:
 class Client:
     """Submits jobs to one queue and awaits them, as `tenure.Client`, in plain calls."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
         self._pid = os.getpid()
-        self._client = asynchronous.Client(url)
+        self._client = asynchronous.Client(queue)
+
+    @classmethod
+    def from_env(cls) -> Client:
+        """A client of the configured queue; see `tenure.Client.from_env`."""
+        return cls(queue_url())
 
     def __enter__(self) -> Client:
         return self
@@ -217,5 +223,5 @@ class Client:
         """The client of this process: after a fork, the parent's connections are not ours."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._client = asynchronous.Client(self._url)
+            self._client = asynchronous.Client(self._queue)
         return self._client

@@ -28,7 +28,7 @@ from tenure.core.convert import payload_of, result_decoder
 from tenure.core.encoding import from_json, storable_json
 from tenure.core.lease import Lease, Report
 from tenure.worker import Job, Settings, Task, Worker
-from tenure.worker.job import WRITTEN, Attempt, Ending
+from tenure.worker.job import WRITTEN, Attempt, StopReason
 
 __all__ = ["Clock", "FakeJob", "MemoryQueue", "run_task", "serving"]
 
@@ -49,14 +49,14 @@ class FakeJob:
     max_attempts: int = 1
     payload: Any = None
     reports: list[tuple[str, str, Any, Any]] = field(default_factory=list)
-    _ending: Ending = field(default="", repr=False)
+    _ending: StopReason = field(default="", repr=False)
     _attempts: list[Attempt] = field(default_factory=list, repr=False)
 
     def cancel(self) -> None:
         """Ask the handler to stop, before it begins or while it runs: `job.cancelled` is True."""
         self._ending = "cancel"
         for attempt in self._attempts:
-            attempt.ended = "cancel"
+            attempt.stop_reason = "cancel"
 
     def job(self) -> Job:
         """The job as the handler sees it."""
@@ -72,7 +72,7 @@ class FakeJob:
             lease_until_ms=clock_ms() + _LEASE_MS,
             lease_ms=_LEASE_MS,
         )
-        attempt = Attempt(lease, float("inf"), time.monotonic(), ended=self._ending)
+        attempt = Attempt(lease, float("inf"), time.monotonic(), stop_reason=self._ending)
         self._attempts.append(attempt)
         return Job(attempt, self._report, "testing")
 

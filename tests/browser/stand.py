@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tenure import Job, exponential, task
 from tenure.core.job import NewJob
 from tenure.core.outcome import Fatal
+from tenure.core.portable import state_of
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Ledger
 from tenure.gateway.server import RunningGateway, serving
@@ -136,21 +137,14 @@ class Stand:
         return self.run(ask())
 
     def state(self, contract: str, job_id: str) -> str:
+        """The state of a job that all contracts share."""
         job = self.ask(contract, lambda ledger: ledger.get(job_id))
-        return job.state if job else "missing"
+        return state_of(job) if job else "missing"
 
-    def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
-        """Until the job is of one of these kinds."""
-        from tenure.core.registry import machines
-        from tenure.dashboard.queues import kind_of
-
-        def reached() -> bool:
-            state = self.state(contract, job_id)
-            rests = kind_of(state) == "failed" and state not in machines()[contract].final
-            return kind_of(state) in kinds and not rests
-
+    def wait_for(self, contract: str, job_id: str, states: tuple[str, ...]) -> None:
+        """Until the job is in one of these states."""
         deadline = time.monotonic() + 20
-        while not reached():
+        while self.state(contract, job_id) not in states:
             assert time.monotonic() < deadline, f"{job_id} is {self.state(contract, job_id)}"
             time.sleep(0.05)  # a poll, bounded by the deadline
 

@@ -163,7 +163,7 @@ def tables_are_read_by_others(folder: Path) -> None:
 async def test_a_lake_is_private_with_an_open_umask(tmp_path: Path, streams_url: str) -> None:
     """What Python writes into it, and what Java writes."""
     await work(streams_url, 5)
-    for words in (["capture", streams_url, "--once"], ["tables"]):
+    for words in (["capture", "-q", streams_url, "--once"], ["tables"]):
         program = [sys.executable, "-m", "tenure.cli", "pipeline", *words, "--lake", "lake"]
         done = subprocess.run(
             [*program, *HERE], cwd=tmp_path, umask=0, capture_output=True, text=True

@@ -30,7 +30,7 @@ FUNCTION_LINES_MAX = 70
 PACKAGE_MODULES_MAX = 12
 # `pipeline` is cut too small; the issue that rewrites it takes these two lines away.
 LARGER_PACKAGES = {
-    "core": 15,  # a word of the glossary each
+    "core": 18,  # a word of the glossary each
     "cli": 16,  # a group of commands each
     "pipeline/source": 16,
     "pipeline/audit": 14,

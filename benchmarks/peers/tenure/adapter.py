@@ -33,7 +33,7 @@ class Producer(QueueProducer):
 
     def gateway(self, port: int) -> dict[str, Any]:
         """How a user starts the gateway."""
-        argv = ["tenure", "gateway", "--from", URL, "--port", str(port)]
+        argv = ["tenure", "gateway", "--queue", URL, "--port", str(port)]
         env = {  # thousands of followers come from one address
             "TENURE_GATEWAY_CONNECTIONS_MAX": "20000",
             "TENURE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1",

@@ -44,7 +44,7 @@ class Producer:
         """How a user starts the plane."""
         address = f"plane+http://127.0.0.1:{port}"
         self.far = open_queue(address)
-        argv = ["tenure", "gateway", "--from", URL, "--port", str(port)]
+        argv = ["tenure", "gateway", "--queue", URL, "--port", str(port)]
         return {"argv": argv, "worker_env": {"BENCH_PLANE": address}}
 
     async def submit(self, task: str, argument: int) -> None:

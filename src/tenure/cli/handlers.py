@@ -19,9 +19,9 @@ import structlog
 
 from tenure.cli.config import Config, with_options
 from tenure.cli.console import note
+from tenure.core.config import why_untrusted
 from tenure.core.errors import UsageError
 from tenure.core.registry import has_part, open_part
-from tenure.store.files import why_untrusted
 from tenure.worker.decorator import task
 from tenure.worker.task import Task
 
@@ -210,7 +210,7 @@ def _add_to_path(folder: Path) -> str:
 def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
     """The handlers for the inbox of the first URL, with `at_once` deliveries or the default.
 
-    `--from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves both queues. One of them is
+    `--queue inbox+sqlite:///jobs.db --queue '...?box=outbox'` serves both queues. One of them is
     enough to find the other.
     """
     from tenure.cli.keys import open_ring
@@ -223,7 +223,7 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
     from tenure.webhooks.slots import AT_ONCE, DeliverySlots
 
     if not urls:
-        raise UsageError("name the inbox, with --from")
+        raise UsageError("name the inbox, with --queue")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
     slots = DeliverySlots(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))

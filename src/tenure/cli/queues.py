@@ -15,30 +15,34 @@ from tenure.cli.console import (
     json_option,
     paint,
     queue_option,
+    queues_option,
     safe_url,
     table,
     with_ledger,
 )
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
+from tenure.core.portable import portable_counts, word_state
 from tenure.core.registry import has_part, parse_url
 from tenure.core.seam import Query
 
 
 @click.command("queues")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show depth, totals, workers and the oldest waiting job of each queue.
 
     \b
     tenure queues
-    tenure queues 'inbox+sqlite:///jobs.db' --json
+    tenure queues --queue 'inbox+sqlite:///jobs.db' --json
     """
-    urls = list(queue_urls) or load_config().queue_urls()
+    urls = load_config().queue_urls(queue_urls)
     found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
     for url, counts in found:
         view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
+        contract = parse_url(url).contract
+        view |= {"states": portable_counts(contract, counts.states), "own_states": counts.states}
         answer(as_json, view, _queue_text(view))
 
 
@@ -48,11 +52,13 @@ def _queue_text(view: dict[str, Any]) -> str:
     )
     if view["oldest_waiting_ms"]:
         facts.append(f"oldest waits {view['oldest_waiting_ms'] / 1000:.1f} s")
-    names = list(dict.fromkeys([*view["states"], *view["totals"]]))
-    rows = [[n, str(view["states"].get(n, "-")), str(view["totals"].get(n, "-"))] for n in names]
-    return "\n".join(
-        [paint(view["queue"], "bold"), ", ".join(facts), table(["", "NOW", "EVER"], rows)]
-    )
+    own, totals, contract = view["own_states"], view["totals"], parse_url(view["queue"]).contract
+    rows = [
+        [word_state(contract, word) or "", word, *(str(n.get(word, "-")) for n in (own, totals))]
+        for word in dict.fromkeys([*own, *totals])
+    ]
+    shown = table(["STATE", "ITS WORD", "NOW", "EVER"], rows)
+    return "\n".join([paint(view["queue"], "bold"), ", ".join(facts), shown])
 
 
 @click.command("pause")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenure.cli.config import (
-    DEFAULT_CONTRACT,
     Config,
     as_list,
     child_environment,
@@ -24,10 +23,10 @@ from tenure.cli.config import (
     load_config,
     notify_address,
     process_environment,
-    read_secret_file,
     with_options,
 )
-from tenure.cli.console import emit_text, note, note_child_line
+from tenure.cli.console import emit_text, note, note_child_line, queues_option
+from tenure.core.config import DEFAULT_CONTRACT, read_secret_file
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,9 +111,7 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 
 @click.command("worker")
 @click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
-@click.option(
-    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
-)
+@queues_option
 @click.option("--concurrency", type=click.IntRange(min=1), help="Concurrent attempts.")
 @click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
 @click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
@@ -133,7 +130,7 @@ def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flag
 
     \b
     tenure worker app.py
-    tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
+    tenure worker app.py --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
     tenure worker app.py --burst
     """
     config = load_config()
@@ -290,11 +287,9 @@ async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
 @click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
+@queues_option
 @click.option(
-    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
-)
-@click.option(
-    "--redis", "redis_url", metavar="URL", help=f"Short for --from {DEFAULT_CONTRACT}+URL."
+    "--redis", "redis_url", metavar="URL", help=f"Short for --queue {DEFAULT_CONTRACT}+URL."
 )
 @click.option("--require-key", is_flag=True, help="Require an API key on loopback too.")
 @click.option("--worker-key-file", help="A file with a further key for workers.")
@@ -330,8 +325,8 @@ def gateway_command(
     Without API keys only on loopback; make one with `tenure keys create`.
 
     \b
-    tenure gateway --from streams+redis://127.0.0.1:6379/0
-    tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
+    tenure gateway --queue streams+redis://127.0.0.1:6379/0
+    tenure gateway --host 0.0.0.0 -q 'inbox+sqlite:///jobs.db' -q 'plane+sqlite:///jobs.db'
     """
     config = load_config()
     urls = [*queue_urls, *([f"{DEFAULT_CONTRACT}+{redis_url}"] if redis_url else [])]

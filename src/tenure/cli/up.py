@@ -26,22 +26,20 @@ from typing import Any
 import click
 
 from tenure.cli.config import (
-    DATA_FOLDER,
     Config,
-    RunningUp,
     announce_up,
     as_list,
     browser_possible,
     child_environment,
     load_config,
     process_environment,
-    running_up,
     withdraw_up,
 )
 from tenure.cli.console import Exit, Failed, emit_text, note, note_child_line, paint
 from tenure.cli.gateway_client import fetch
 from tenure.cli.handlers import task_settings
 from tenure.cli.project import migrated
+from tenure.core.config import DATA_FOLDER, RunningUp, running_up
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.process import Supervisor, stop_on_signals
 from tenure.core.registry import QueueUrl, contracts, open_ledger, parse_url

@@ -19,10 +19,11 @@ from tenure.client.records import (
     job_info,
     queue_counts,
 )
+from tenure.core.config import queue_url
 from tenure.core.endpoint import check_stored
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.core.portable import State, SubmitOptions, known_words, own_states, state_of
+from tenure.core.portable import State, SubmitOptions, is_in, known_words, own_words
 from tenure.core.seam import Query
 
 if TYPE_CHECKING:
@@ -40,12 +41,22 @@ Named: TypeAlias = tuple[str, Any] | tuple[str, Any, SubmitOptions]
 class Client:
     """Submits jobs to one queue and awaits them, for one event loop.
 
-    It connects on first use. All handles that wait share one connection, which reads the queue's
-    news. `tenure.sync.Client` is the same for programs without an event loop.
+    A queue is a URL, or its name in tenure.toml. The client connects on first use. All handles that
+    wait share one connection, which reads the queue's news. `tenure.sync.Client` is the same for
+    programs without an event loop.
     """
 
-    def __init__(self, url: str) -> None:
-        self._connection = Connection(url)
+    def __init__(self, queue: str) -> None:
+        self._connection = Connection(queue)
+
+    @classmethod
+    def from_env(cls) -> Client:
+        """A client of the configured queue, the one that commands use.
+
+        It is `TENURE_QUEUE_URL`, else `queue_url` in tenure.toml, else that of a running
+        `tenure up`, else a Redis on this machine.
+        """
+        return cls(queue_url())
 
     async def __aenter__(self) -> Client:
         return self
@@ -156,12 +167,12 @@ class Client:
         """
         contract = self._connection.contract
         states: tuple[State, ...] = (state,) if isinstance(state, str) else tuple(state)
-        words = own_states(contract, states, known_words(contract)) if states else ()
+        words = own_words(contract, states, known_words(contract)) if states else ()
         name = task if isinstance(task, str) else task.name
         page = await self._connection.ledger.find(
             Query(states=words, task=name, after=after, limit=limit)
         )
-        found = [job_info(each) for each in page.jobs if not states or state_of(each) in states]
+        found = [job_info(each) for each in page.jobs if not states or is_in(each, states)]
         return JobPage(found, page.after)
 
     async def counts(self) -> QueueCounts:

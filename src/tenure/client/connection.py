@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from tenure.client.feed import FollowedLedger, JobFeed, News
+from tenure.client.events import FollowedLedger
+from tenure.client.feed import JobFeed, News
 from tenure.client.follow import EventFollower
 from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError
@@ -29,11 +30,11 @@ _OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 
 class Connection:
-    """A queue by its URL, for one event loop. All handles of a client share its one feed."""
+    """A queue by its URL or name, for one event loop. All handles share its one feed."""
 
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
-        self.url = url
+        self.url = parsed.text
         self.contract = parsed.contract
         self.name = parsed.name
         self._queue: Queue | None = None

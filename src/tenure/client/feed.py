@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from tenure.client.unjournaled import (
+from tenure.client.events import (
     AWAY_S,
     FEW_STREAMS,
     WAIT_MS,
+    FollowLedger,
     UnjournaledTail,
     is_away,
     logger,
+    read_changes,
 )
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord, position
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import EventWaiter, Ledger, is_full
+from tenure.core.seam import EventWaiter, is_full
 
 PAGE = 500
 """How many older events a follower reads at once."""
@@ -58,19 +60,6 @@ class News(Protocol):
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
         """Events after a position; waits for the first."""
-
-
-class FollowLedger(Protocol):
-    """What the feed needs of a contract's ledger."""
-
-    async def get(self, job_id: str) -> JobRecord | None:
-        """The job, or None if there is none (any more)."""
-
-    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
-        """Events of one job after a cursor."""
-
-    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        """New events of many jobs, each after its own cursor, without waiting."""
 
 
 class Follower(Protocol):
@@ -399,7 +388,7 @@ class JobFeed(Generic[F]):
             }
             if not cursors:
                 continue
-            changed, unreadable = await _read_changes(self._ledger, cursors)
+            changed, unreadable = await read_changes(self._ledger, cursors)
             for job_id, events in changed.items():
                 if await self._deliver(job_id, events):
                     job_ids.append(job_id)
@@ -506,41 +495,3 @@ class Channel(Generic[F]):
             if at > self.cursor:
                 self.event_id, self.cursor = event.event_id, at
                 yield event, at
-
-
-async def _read_changes(
-    ledger: FollowLedger, cursors: Mapping[str, str]
-) -> tuple[dict[str, list[JobEvent]], list[str]]:
-    """New events by job, and the jobs that cannot be read, which are found by bisection.
-
-    A key of the wrong type, written by another program, must not stop the other streams.
-    """
-    try:
-        return await ledger.changes(cursors), []
-    except Exception as error:
-        if is_away(error):
-            raise
-        if len(cursors) == 1:
-            logger().warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
-            return {}, list(cursors)
-    pairs = list(cursors.items())
-    left, left_bad = await _read_changes(ledger, dict(pairs[: len(pairs) // 2]))
-    right, right_bad = await _read_changes(ledger, dict(pairs[len(pairs) // 2 :]))
-    return left | right, left_bad + right_bad
-
-
-class FollowedLedger:
-    """A ledger for the feed. Without the feature `changes` each job takes one call."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.get = ledger.get
-        self.events = ledger.events
-        self._changes = ledger.features.changes or self._events_by_job
-
-    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        """The new events of many jobs, each after its own cursor, without waiting."""
-        return await self._changes(cursors)
-
-    async def _events_by_job(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        reads = [self.events(job_id, after=after) for job_id, after in cursors.items()]
-        return dict(zip(cursors, await asyncio.gather(*reads), strict=True))

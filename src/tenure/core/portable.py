@@ -6,7 +6,7 @@ refused by name, with the contracts that have it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any, Literal, TypedDict
@@ -90,17 +90,39 @@ def final_words(contract: str) -> tuple[str, ...]:
     return _contract(contract).machine.final
 
 
-def own_states(contract: str, states: tuple[State, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The contract's words in which jobs of these states may be found, out of those it knows.
+def own_words(contract: str, states: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The words out of `known` under which jobs of these states may be found.
 
-    One word may stand for more: a job found by it is in one of `states` only if `state_of` says so.
+    A state is a portable one or a word of the contract. One word may stand for several states: a
+    job that is found by it is in one of them only if `is_in` says so.
     """
     wanted = set(states)
-    if wanted & {"waiting", "scheduled"}:
-        wanted |= {"waiting", "scheduled"}  # most contracts have one word for both
-    if "cancelled" in wanted:
-        wanted.add("failed")
-    return tuple(word for word in known if _state_of_word(contract, word) in wanted)
+    own = {word for word in wanted if word not in STATES}
+    return tuple(word for word in known if word in own or meanings(contract, word) & wanted)
+
+
+def is_in(record: JobRecord, states: Sequence[str]) -> bool:
+    """Whether a job is in one of these states, portable ones or words of its contract."""
+    return state_of(record) in states or (record.state in states and record.state not in STATES)
+
+
+def meanings(contract: str, word: str) -> frozenset[State]:
+    """The states in which a job under this word of the contract may be."""
+    state = _state_of_word(contract, word)
+    if state == "waiting" and not _names_scheduled(contract):
+        return frozenset({"waiting", "scheduled"})
+    return frozenset({"failed", "cancelled"}) if state == "failed" else frozenset({state})
+
+
+def word_state(contract: str, word: str) -> State | None:
+    """The state that a word of the contract means, of a job or of one of its events.
+
+    None if it means none.
+    """
+    found = _contract(contract)
+    if word in found.machine.states or word == _SCHEDULED:
+        return _state_of_word(contract, word)
+    return found.kinds.get(word)
 
 
 def known_words(contract: str) -> tuple[str, ...]:

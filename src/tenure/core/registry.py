@@ -1,7 +1,7 @@
 """Contracts and queue URLs.
 
-A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`. The word before the first `+` (or
-before `://`) names the contract, the rest is the store's address. A contract of ours is a folder
+A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`, or its name in tenure.toml. The word
+before the first `+` (or before `://`) names the contract, the rest is the store's address. A contract of ours is a folder
 under `tenure.contracts` whose `CONTRACT` describes it. One in a package of its own is an entry
 point of the group `tenure.contracts` that names a `Contract`. Nothing else registers a contract.
 """
@@ -124,12 +124,15 @@ def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
 
 
 def parse_url(text: str) -> QueueUrl:
-    """Split a queue URL; raises `UsageError` for anything else."""
-    scheme, separator, _ = text.partition("://")
-    if not separator or not scheme:
-        raise UsageError(
-            f"{text!r} is not a queue URL; one looks like streams+redis://localhost:6379/0"
-        )
+    """Split a queue URL, or that of the queue that tenure.toml has under this name.
+
+    Raises `UsageError` for anything else.
+    """
+    if text.find("://") <= 0:
+        from tenure.core.config import queue_url
+
+        text = queue_url(text)
+    scheme, _, _ = text.partition("://")
     contract, _, store_scheme = scheme.partition("+")
     try:
         parts = urlsplit(text)

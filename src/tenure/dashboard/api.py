@@ -341,9 +341,11 @@ class Api:
         return Answer(200, StatsView(self._watch.figures(), queues))
 
     async def _backlog(self, call: Call) -> Answer:
-        queue = call.path["queue"]
-        counts = await self._queues[queue].ledger.counts()
-        return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
+        queue = self._queues[call.path["queue"]]
+        counts = await queue.ledger.counts()
+        per_worker = call.query.per_worker
+        found = backlog(queue.name, queue.contract, counts, per_worker=per_worker)
+        return Answer(200, found)
 
     async def _audit(self, call: Call) -> Answer:
         query: ReadAudit = call.query

@@ -41,7 +41,7 @@ from tenure.dashboard.api import (
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
-from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import QueueWarning, outboxes
 from tenure.dashboard.watch import JournalWatch, LiveStreams
@@ -133,7 +133,6 @@ def templates() -> Environment:
     )
     for name in ("duration", "number", "share", "moment", "clock"):
         environment.filters[name] = getattr(display, name)
-    environment.filters["kind"] = kind_of
     environment.globals["ago"] = display.ago
     return environment
 

@@ -186,7 +186,7 @@ class JobFinder:
         if position.ended or not search.wants_queue(queue.name):
             return None
         try:
-            states = search.states(await self._known(queue))
+            states = search.states(queue.contract, await self._known(queue))
         except StoreError as error:
             return _Source(queue, (), search.task, position).gone(error)
         return None if states is None else _Source(queue, states, search.task, position)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.portable import STATES, portable_counts, state_of, word_state
 from tenure.core.redaction import Redaction
 from tenure.core.registry import find_contract
 from tenure.core.seam import Counts, is_full
@@ -34,12 +35,11 @@ from tenure.dashboard.display import (
     trace_link,
 )
 from tenure.dashboard.finder import COUNT_MAX, JobFinder
-from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, event_state
 from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
     QueueWarning,
-    by_kind,
     dead_letters,
     deliveries,
     event_row,
@@ -170,7 +170,7 @@ class Pages:
         observers = self._watch.observers.values()
         seconds = [second for observer in observers for second in observer.window()]
         counts = [observer.counts for observer in observers if observer.counts is not None]
-        kinds = sum((by_kind(each) for each in counts), Counter[str]())
+        depths = [observer.depth_by_state for observer in observers]
         errors = sum((observer.errors for observer in observers), Counter[str]())
         return Page(
             "overview.html",
@@ -178,8 +178,8 @@ class Pages:
                 "title": "Overview",
                 "figures": self._watch.figures(span_s=_SPAN_S),
                 "per_s": self._watch.rate(),
-                "waiting": kinds["waiting"],
-                "running": kinds["running"],
+                "waiting": sum(each["waiting"] for each in depths),
+                "running": sum(each["running"] for each in depths),
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
                 "heat_wait": heat_map(seconds, "wait", now_s=now_s),
                 "heat_run": heat_map(seconds, "run", now_s=now_s),
@@ -199,7 +199,7 @@ class Pages:
             "q": text,
             "help": HELP,
             "queues": self._queues.names,
-            "kinds": KINDS,
+            "states": STATES,
             "verbs": VERBS,
             "jobs": [],
             "more": "",
@@ -241,14 +241,17 @@ class Pages:
                 "title": f"{job.task} {job.job_id}",
                 "queue": queue,
                 "job": job,
-                "kind": kind_of(job.state),
+                "state": state_of(job),
                 "fault": error_info(job.error),
                 "payload": pretty(payload),
                 "result": pretty(decode_json(job.result)) if job.result else "",
                 "error": pretty(decode_json(job.error)) if job.error else "",
                 "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events),
-                "events": [(row, brief_of(row.data)) for row in map(event_row, latest)],
+                "events": [
+                    (row, event_state(job.contract, row.type), brief_of(row.data))
+                    for row in map(event_row, latest)
+                ],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "events_unread": is_full(events, _EVENTS_MAX),
                 "facts": facts_of(job),
@@ -310,7 +313,8 @@ class Pages:
             raise NotFound("no queue of this gateway has an outbox")
         queue, kind = request.query("queue") or names[0], request.query("kind")
         if kind not in DELIVERY_KINDS:
-            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {', '.join(KINDS)}")
+            kinds = ", ".join(filter(None, DELIVERY_KINDS))
+            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {kinds}")
         found = await deliveries(
             self._queues, queue, self._redaction, kind=kind, after=request.query("after")
         )
@@ -391,14 +395,21 @@ class Pages:
         observer = self._watch.observers[queue.name]
         counts = observer.counts or Counts({})
         now_s = time.time()
-        depths = [(at, by_kind(each)["waiting"]) for at, each in observer.depths]
+        contract = queue.contract
+        depths = [
+            (at, portable_counts(contract, each.states)["waiting"]) for at, each in observer.depths
+        ]
         rates = [(row[0], row[3]) for row in self._watch.series(queue.name)]
         return {
             "name": queue.name,
             "contract": queue.contract,
             "counts": counts,
             "away": observer.away,
-            "states": [(state, count) for state, count in counts.states.items() if count],
+            "states": [
+                (word_state(contract, word) or "waiting", word, count)
+                for word, count in counts.states.items()
+                if count
+            ],
             "figures": self._watch.figures(queue.name, span_s=_SPAN_S),
             "per_s": self._watch.rate(queue.name),
             "depth_spark": sparkline(depths, now_s=now_s),

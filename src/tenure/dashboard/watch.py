@@ -23,6 +23,7 @@ from tenure.core.encoding import sse_frame
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
 from tenure.core.journal import JournalEvent
+from tenure.core.portable import State, portable_counts
 from tenure.core.seam import Counts
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 
@@ -197,6 +198,11 @@ class Observer:
     def counts(self) -> Counts | None:
         """The latest sample."""
         return self.depths[-1][1] if self.depths else None
+
+    @property
+    def depth_by_state(self) -> dict[State, int]:
+        """The latest sample by state."""
+        return portable_counts(self.queue.contract, self.counts.states if self.counts else {})
 
     @property
     def missing(self) -> int:

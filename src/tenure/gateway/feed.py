@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from tenure.client.feed import CHUNK_EVENTS_MAX, PAGE, FollowLedger, JobFeed, News
+from tenure.client.events import FollowLedger
+from tenure.client.feed import CHUNK_EVENTS_MAX, PAGE, JobFeed, News
 from tenure.core.job import JobEvent, position
 from tenure.core.redaction import Redaction
 from tenure.core.seam import EventWaiter, is_full

@@ -17,10 +17,11 @@ import msgspec
 import structlog
 from msgspec import Meta
 
-from tenure.client.feed import FollowedLedger
+from tenure.client.events import FollowedLedger
 from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right, Submits
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
+from tenure.core.portable import State, portable_counts
 from tenure.core.redaction import Redaction
 from tenure.core.registry import (
     contract_of,
@@ -204,8 +205,9 @@ async def _redis_warnings(redis: Redis) -> list[QueueWarning]:
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its depths. `states` counts jobs now, `totals` since the queue exists.
+    """A queue and its depths. `states` counts jobs now, by the states that all contracts share.
 
+    `own_states` counts them by the contract's words, and so does `totals`, since the queue exists.
     `away` is true when its store does not answer; all numbers are 0 then.
     """
 
@@ -214,7 +216,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     workers: int
     oldest_waiting_ms: int
-    states: dict[str, int]
+    states: dict[State, int]
+    own_states: dict[str, int]
     totals: dict[str, int]
     away: bool = False
 
@@ -424,9 +427,9 @@ class Operations:
             self._note_quarantined(queue)
             try:
                 async with asyncio.timeout(_READY_S):
-                    self._metrics.observe(queue.name, await queue.ledger.counts())
+                    self._metrics.observe(queue.name, queue.contract, await queue.ledger.counts())
             except (StoreError, TimeoutError):
-                self._metrics.observe(queue.name, None)
+                self._metrics.observe(queue.name, queue.contract, None)
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
 
@@ -448,7 +451,8 @@ def _view(queue: OpenQueue, counts: Counts | None) -> QueueView:
         paused=now.paused,
         workers=now.workers,
         oldest_waiting_ms=now.oldest_waiting_ms,
-        states=now.states,
+        states=portable_counts(queue.contract, now.states),
+        own_states=now.states,
         totals=now.totals,
         away=counts is None,
     )

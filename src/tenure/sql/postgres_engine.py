@@ -20,6 +20,8 @@ from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, P
 _SETTLED_TIMEOUT_S = 2.0
 SAMPLE = 16
 _NOTIFY_PAUSE_S = 0.02
+# Callers wait for the ends of their jobs: a notice of one job must not wait long behind another's.
+_NEWS_PAUSE_S = 0.004
 _NOTIFY = (
     "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, queue)"
     " FROM unnest($2::text[]) queue"
@@ -67,7 +69,7 @@ class PostgresEngine:
         self._checked = False
         self._order = asyncio.Lock()
         self._notifier = _PostgresNotifier(self.database, self.channel)
-        self._news = _PostgresNotifier(self.database, f"{self.channel}_news")
+        self._news = _PostgresNotifier(self.database, f"{self.channel}_news", _NEWS_PAUSE_S)
 
     @property
     def channel(self) -> str:
@@ -314,9 +316,10 @@ class _PostgresNotifier:
     steps at once, and does not wait for a flush itself.
     """
 
-    def __init__(self, database: Postgres, channel: str) -> None:
+    def __init__(self, database: Postgres, channel: str, pause_s: float = _NOTIFY_PAUSE_S) -> None:
         self._database = database
         self.channel = channel
+        self._pause_s = pause_s
         self._due: set[str] = set()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -340,7 +343,7 @@ class _PostgresNotifier:
                 with contextlib.suppress(StoreError):  # then the claimers find it by polling
                     await self._database.fetch(_NOTIFY, [self.channel, queues])
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _NOTIFY_PAUSE_S)
+                    await asyncio.wait_for(self._closing.wait(), self._pause_s)
         finally:
             self._task = None
 

@@ -88,12 +88,24 @@ class SqlJournal:
             after = str(await self._engine.settled_position())
         after = await self._position(after)
         while True:
-            await self._listener.arm()
+            await self.arm()
             events = await self.read(after=after)
             left_ms = round((deadline - loop.time()) * 1000)
             if events or left_ms <= 0:
                 return events
-            await self._listener.wait(min(left_ms, _WAIT_MS))
+            await self.notified(min(left_ms, _WAIT_MS))
+
+    async def arm(self) -> None:
+        """Listen from now on."""
+        await self._listener.arm()
+
+    async def notified(self, wait_ms: int) -> None:
+        """Return when there may be news, at the latest after `wait_ms`."""
+        await self._listener.wait(wait_ms)
+
+    async def stop_listening(self) -> None:
+        """Listen for nothing any more; the connections stay open."""
+        await self._listener.close()
 
     async def last(self) -> str:
         """The position up to which no open transaction can still add an event."""
@@ -123,7 +135,7 @@ class SqlJournal:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._listener.close()
+        await self.stop_listening()
         await self._engine.close()
 
 

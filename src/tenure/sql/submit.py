@@ -14,6 +14,7 @@ import msgspec
 from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, UsageError
 from tenure.core.job import NewJob, Submitted, check_key, request_hash
+from tenure.core.portable import check_job_options
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
 from tenure.store.resend import after_partial
 
@@ -201,6 +202,8 @@ def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submit
 def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
     """The columns of the batch of the statement `submit`."""
     payload = check(job, job_id)
+    if job.gid:  # the column is that of events; no claim of jobs looks at it
+        check_job_options(settings.contract, job)
     payload_h = short_hash(job.payload)
     options = job.options
     return (

@@ -129,7 +129,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_a_file_is_not(
     up: Up, tmp_path: Path
 ) -> None:
     url = announced(up)["queue_url"]
-    warned = Program(["queues", url], tmp_path, {})
+    warned = Program(["queues", "-q", url], tmp_path, {})
     assert warned.ended() == 0
     assert "every user of this machine can read a password" in warned.words
     assert str(urlsplit(url).password) not in warned.words

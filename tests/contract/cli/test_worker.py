@@ -133,11 +133,11 @@ def test_a_lease_time_and_several_queues_can_be_given(
 ) -> None:
     other = queue_url.replace("namespace=", "namespace=o")
     worker = start(
-        "worker", app(tmp_path), "--from", queue_url, "--from", other, "--lease-ms", "3000"
+        "worker", app(tmp_path), "--queue", queue_url, "--queue", other, "--lease-ms", "3000"
     )
     worker.heard("worker starts")
     for url in (queue_url, other):
-        assert cli("submit", "embed", "--to", url, "--wait", "--timeout", "30").code == 0
+        assert cli("submit", "embed", "--queue", url, "--wait", "--timeout", "30").code == 0
     job_id = cli("submit", "chat", "-d", '{"seconds": 2}').out.strip()
     wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["state"] == "running")
     job = cli("inspect", job_id, "--json").lines[0]

@@ -36,7 +36,7 @@ class Half:
 
     async def start(self, *more: str) -> Web:
         port = self.web.url.rpartition(":")[2]
-        urls = ("--from", self.streams, "--from", self.plane)
+        urls = ("--queue", self.streams, "--queue", self.plane)
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenure.cli", "gateway", "--port", port, *urls, *more),
             env=os.environ | {"TENURE_LOG_LEVEL": "error"},

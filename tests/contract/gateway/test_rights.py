@@ -111,6 +111,8 @@ ASKED: dict[str, Ask] = {
     ),
     "GET /v1/plane/jobs/{job_id}": job("plane", path="/v1/plane/jobs/{}".format),
     "GET /v1/plane/jobs/{job_id}/events": job("plane", path="/v1/plane/jobs/{}/events".format),
+    "GET /v1/plane/jobs/{job_id}/history": job("plane", path="/v1/plane/jobs/{}/history".format),
+    "GET /v1/plane/news": Ask(foreign=False),
     "POST /v1/plane/jobs/{job_id}/cancel": job("plane", path="/v1/plane/jobs/{}/cancel".format),
     "POST /internal/worker/claim": worker(streams=["b"]),
     "POST /internal/worker/heartbeat": worker(leases=[HELD]),
@@ -399,7 +401,9 @@ async def test_a_tenant_adds_little_to_the_audit_log_by_acts_on_its_own_objects(
 
 async def test_every_route_that_reads_many_objects_has_the_places_of_searches(town: Town) -> None:
     """By the document: each GET whose answer has a list, and those that count jobs."""
-    few = ("/api/outboxes", "/v1/plane/jobs/{job_id}")  # the settings; the attempts of one job
+    # The settings; attempts and events of one job; a page of the journal, read once for all.
+    one = "/v1/plane/jobs/{job_id}"
+    few = ("/api/outboxes", one, f"{one}/history", "/v1/plane/news")
     counting = ["/metrics", "/api/autoscale/{queue}", "/api/jobs/count", "/api/audit/export"]
     document = json.loads(town.gateway.openapi)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from tenure import (
     Timeout,
     task,
 )
-from tenure.core.registry import contracts
+from tenure.core.job import NewJob
+from tenure.core.registry import contracts, open_queue
 from tests.contract.adapters import Stage, served_url
 from tests.contract.suite.serving import serving, until
 
@@ -95,6 +98,11 @@ async def talk(job: Job, words: list[str]) -> int:
 async def hang(job: Job) -> None:
     await job.report(1, "hanging")
     await asyncio.Event().wait()
+
+
+@task("stamp")
+async def stamp() -> float:
+    return time.perf_counter()
 
 
 TASKS = (greet, move, measure, broken, odd, wrong, talk, hang)
@@ -193,6 +201,29 @@ async def test_an_option_that_no_contract_has_is_refused(stage: Stage) -> None:
     async with client_of(stage) as client:
         with pytest.raises(Exception, match="no option prioritty"):
             await client.submit("greet", {}, prioritty=3)  # type: ignore[call-overload]
+
+
+async def test_an_option_of_another_contract_is_refused(stage: Stage) -> None:
+    async with client_of(stage) as client:
+        with pytest.raises(InvalidJob, match="no_such_option"):
+            await client.submit("greet", {"name": "Ada"}, extra={"no_such_option": 1})
+        assert (await client.find()).jobs == []
+
+
+@pytest.mark.parametrize("field", ["priority", "gid", "ttl_ms"])
+async def test_no_queue_drops_what_its_contract_does_not_have(stage: Stage, field: str) -> None:
+    """Also where no client is in between: the gateway and other programs use the seam."""
+    value = {"priority": 3, "gid": "tenants", "ttl_ms": 3_600_000}[field]
+    option = {"gid": "group", "ttl_ms": "ttl_s"}.get(field, field)
+    has = option in OPTIONS[contract_of(stage)] and option not in stage.cannot
+    queue = open_queue(served_url(stage))
+    try:
+        (answer,) = await queue.submit([NewJob(task="greet", payload=b"{}", **{field: value})])  # type: ignore[arg-type]
+    finally:
+        await queue.close()
+    assert (answer.status, option in answer.reason or "priorit" in answer.reason) == (
+        ("created", False) if has else ("invalid", True)
+    )
 
 
 async def test_a_key_gives_the_same_job_and_another_request_under_it_is_a_conflict(
@@ -351,6 +382,25 @@ async def test_a_job_that_does_not_exist_is_not_found(stage: Stage) -> None:
                 await call()
         with pytest.raises(NotFound):
             _ = [event async for event in handle.events()]
+
+
+@pytest.mark.alone
+async def test_a_result_arrives_within_ten_milliseconds(stage: Stage) -> None:
+    """Half of them, from the return of the handler to the return of `result`.
+
+    The best of three rounds: the machine may be at other work.
+    """
+
+    async def median_ms() -> float:
+        took_ms = []
+        for _ in range(40):
+            returned_s = await (await client.submit(stamp)).result(timeout_s=SOON_S)
+            took_ms.append((time.perf_counter() - returned_s) * 1000)
+        return statistics.median(took_ms)
+
+    async with client_of(stage) as client, serving(stage, stamp):
+        rounds = [await median_ms() for _ in range(3)]
+    assert min(rounds) < 10, rounds
 
 
 def sockets() -> int:

@@ -48,12 +48,6 @@ async def test_what_is_no_task_is_refused() -> None:
             await client.submit("greet", {}, {})  # type: ignore[call-overload]
 
 
-async def test_a_plane_over_http_says_where_its_jobs_are_read() -> None:
-    async with Client("plane+http://127.0.0.1:1") as client:
-        with pytest.raises(UsageError, match=r"plane\+postgresql://"):
-            await client.handle("j").result()
-
-
 async def test_who_waits_when_the_client_closes_gets_an_error() -> None:
     client = Client("memory://closing")
     handle = await client.submit(greet, name="Ada")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from mypy import api
 
+from tenure import Worker
 from tests.tidy.reading import ROOT, SRC
 
 PROGRAM = """
@@ -94,3 +96,44 @@ def test_mypy_finds_wrong_parameters_and_wrong_results_and_nothing_else(
     found = {int(match[1]) for match in re.finditer(r"program\.py:(\d+): error", out)}
     expected = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if "# error:" in line}
     assert found == expected, out
+
+
+EXAMPLES = ROOT / "examples"
+NAMES = [path.name for path in sorted(EXAMPLES.glob("*.py"))]
+if "lifespan" not in inspect.signature(Worker).parameters:  # it comes with the worker's issue
+    NAMES.remove("model_once.py")
+
+
+def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> str:
+    """What mypy --strict says of these programs."""
+    monkeypatch.setenv("MYPYPATH", f"{SRC}:{folder}")
+    monkeypatch.chdir(ROOT)
+    paths = [str(folder / name) for name in names]
+    out, err, _ = api.run(["--strict", "--no-error-summary", *paths])
+    assert not err
+    return out
+
+
+@pytest.mark.timeout(300)
+def test_the_examples_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked(EXAMPLES, monkeypatch, *NAMES) == ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("await_result.py", 'name="Ada"', 'nmae="Ada"'),
+        ("await_result.py", "print(await handle", "number: int = (await handle"),
+        ("pydantic_models.py", "order=Order", "ordre=Order"),
+        ("pydantic_models.py", "receipt = await", "receipt: Order = await"),
+    ],
+)
+def test_a_wrong_parameter_or_result_in_an_example_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str
+) -> None:
+    text = (EXAMPLES / name).read_text()
+    assert right in text
+    (tmp_path / name).write_text(text.replace(right, wrong))
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if right in line)
+    assert re.search(rf"{name}:{number}: error", checked(tmp_path, monkeypatch, name))

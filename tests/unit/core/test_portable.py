@@ -9,7 +9,7 @@ from tenure.core.portable import (
     check_options,
     end_of,
     known_words,
-    own_states,
+    own_words,
     portable_counts,
     state_of,
 )
@@ -64,7 +64,7 @@ def test_a_resting_state_is_no_end() -> None:
 def test_jobs_of_a_state_are_looked_for_under_every_word_that_may_mean_it(
     contract: str, state: str
 ) -> None:
-    words = own_states(contract, (state,), known_words(contract))  # type: ignore[arg-type]
+    words = own_words(contract, (state,), known_words(contract))
     assert words or state == "scheduled"
     meant = {state_of(record(contract, word)) for word in words}
     assert state in meant or state in ("scheduled", "cancelled")

@@ -12,12 +12,10 @@ import pytest
 from starlette.responses import HTMLResponse
 
 from tenure.core.journal import JournalEvent
-from tenure.core.registry import machines
 from tenure.core.seam import Counts
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
-from tenure.dashboard.queues import KINDS, kind_of
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summarize
 
@@ -35,11 +33,6 @@ from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summariz
 )
 def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: ErrorInfo) -> None:
     assert error_info(raw) == fault
-
-
-def test_every_state_of_every_contract_has_a_kind() -> None:
-    words = {state for machine in machines().values() for state in machine.states}
-    assert {word for word in words if kind_of(word) not in KINDS} == set()
 
 
 def test_bytes_that_are_no_json_are_shown_as_text() -> None:
@@ -103,10 +96,10 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
 
 def test_a_paused_queue_wants_no_workers_and_a_full_one_wants_enough() -> None:
     counts = Counts({"waiting": 41, "active": 4, "completed": 99})
-    assert backlog("q", counts, per_worker=10).desired == 5
-    assert backlog("q", counts, per_worker=10).backlog == 41
+    assert backlog("q", "bullmq", counts, per_worker=10).desired == 5
+    assert backlog("q", "bullmq", counts, per_worker=10).backlog == 41
     paused = Counts({"waiting": 41}, paused=True)
-    assert backlog("q", paused, per_worker=10).desired == 0
+    assert backlog("q", "bullmq", paused, per_worker=10).desired == 0
 
 
 @pytest.mark.parametrize("text", ["//evil.example", "https://evil.example", "/\\evil", "", "x"])

@@ -56,18 +56,15 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_events_max: int = 1_000_000
 
     def __post_init__(self) -> None:
-        at_least_one = ("lease_ms", "max_attempts", "journal_events_max")
         for name, value in msgspec.structs.asdict(self).items():
-            least = 1 if name in at_least_one else 0
+            least = int(name in ("lease_ms", "max_attempts", "journal_events_max"))
             if value < least:
                 raise ValueError(f"{name} is at least {least}, not {value}")
 
 
 class ClaimId(msgspec.Struct, frozen=True):
-    """One claim: the instance that calls, its number, and the last claim that was answered.
-
-    An instance has one claim in flight at a time; its numbers rise.
-    """
+    """One claim: the instance that calls, one at a time, its number, which rises, and the last
+    claim that was answered."""
 
     instance: str
     number: int
@@ -586,6 +583,8 @@ def _check(new: NewJob) -> Any:
         raise UsageError(f"ttl_ms is positive or left out, not {new.ttl_ms}")
     if new.idempotency_key:
         check_key(new.idempotency_key)
+    if unknown := ", ".join(new.options.keys() - {"retry_delay_ms"}):
+        raise UsageError(f"no such job option: {unknown}; there is retry_delay_ms")
     return msgspec.json.decode(new.payload)
 
 

@@ -60,8 +60,8 @@ _UNAVAILABLE = frozenset({429, 502, 503, 504})
 T = TypeVar("T")
 
 
-class _Http:
-    """POSTs JSON to one plane. It never sends a request again: callers know what is safe."""
+class PlaneHttp:
+    """Sends JSON to one plane. It never sends a request again: callers know what is safe."""
 
     def __init__(
         self, url: str, *, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
@@ -74,12 +74,14 @@ class _Http:
         self._headers = list({"Content-Type": "application/json", **headers}.items())
         self._client = Client(Unguarded(), tls=tls)
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
+    async def send(
+        self, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> tuple[int, bytes]:
         """The status and the body of the answer."""
         limits = Limits(_CONNECT_MS, int(timeout_s * 1000), _ANSWER_BYTES_MAX)
         try:
             answer = await self._client.send(
-                "POST", self.url + path, headers=self._headers, body=body, limits=limits
+                method, self.url + path, headers=self._headers, body=body, limits=limits
             )
         except (RequestTimedOut, Disconnected, TooLarge) as error:
             raise ReplyLost(f"the plane gave no whole answer to {path}: {error}") from error
@@ -97,7 +99,9 @@ class _Http:
 class _RemotePlane:
     """A plane at a URL."""
 
-    def __init__(self, http: _Http, *, worker_id: str, answer_ms: int, body_bytes_max: int) -> None:
+    def __init__(
+        self, http: PlaneHttp, *, worker_id: str, answer_ms: int, body_bytes_max: int
+    ) -> None:
         self._http = http
         self._worker_id = worker_id
         self._answer_s = answer_ms / 1000
@@ -219,24 +223,14 @@ class _RemotePlane:
     async def _post(self, verb: str, body: Any, answer: type[T], *, wait_ms: int = 0) -> T:
         path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
         timeout_s = self._answer_s + wait_ms / 1000
-        status, raw = await self._http.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
-        if status not in (200, 202):
-            raise _refusal(self._http.url, path, status, raw)
-        try:
-            return msgspec.json.decode(raw, type=answer)
-        except msgspec.DecodeError as error:
-            raise ServerError(f"{self._http.url} answered {path} unreadably: {error}") from error
+        sent = msgspec.json.encode(body)
+        status, raw = await self._http.send("POST", path, sent, timeout_s=timeout_s)
+        return read_answer(self._http.url, path, status, raw, answer)
 
 
 def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
     """The queue behind `plane+http://host:8470?streams=...`; connects on first use."""
-    options, store = url.read(WorkerOptions)
-    rest = store.partition("?")[2]
-    if rest:
-        raise UsageError(f"queue URL {url.safe}: unknown option {rest!r}", contract=CONTRACT)
-    key = _key(store, options)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    http = _Http(store, headers=headers, tls=_tls(store, options))
+    http, options = open_http(url)
     worker_id = worker_id or anonymous()
     remote = _RemotePlane(
         http,
@@ -245,6 +239,27 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
         body_bytes_max=options.body_bytes_max,
     )
     return PlaneQueue(remote, streams=options.names, worker_id=worker_id)
+
+
+def open_http(url: QueueUrl) -> tuple[PlaneHttp, WorkerOptions]:
+    """The plane behind a URL, and the options of that."""
+    options, store = url.read(WorkerOptions)
+    rest = store.partition("?")[2]
+    if rest:
+        raise UsageError(f"queue URL {url.safe}: unknown option {rest!r}", contract=CONTRACT)
+    key = _key(store, options)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return PlaneHttp(store, headers=headers, tls=_tls(store, options)), options
+
+
+def read_answer(url: str, path: str, status: int, raw: bytes, answer: type[T]) -> T:
+    """The body of an answer; raises the error of a refusal."""
+    if status not in (200, 202):
+        raise _refusal(url, path, status, raw)
+    try:
+        return msgspec.json.decode(raw, type=answer)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"{url} answered {path} unreadably: {error}") from error
 
 
 def _key(store: str, options: WorkerOptions) -> str:

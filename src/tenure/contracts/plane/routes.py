@@ -12,6 +12,7 @@ import msgspec
 from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Claim, fence_of
+from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
@@ -83,7 +84,6 @@ from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_with_retry
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
-_EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
@@ -123,8 +123,7 @@ class _JobRoutes:
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events after a position; 204 if none can follow, which ends a client."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
-        if after and not _EVENT_ID.fullmatch(after):
-            raise Refused("bad_cursor", f"{after[:60]!r} is not an event id such as 3")
+        check_position(after)
         record = await self._record(call)
         ended = after and record.state in MACHINE.final
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
@@ -268,6 +267,7 @@ class _JobRoutes:
                 problems=(404, 409),
                 tag="plane",
             ),
+            *NewsRoutes(self._ledger, self._ledger.news, self._redaction, self._record).endpoints(),
         ]
 
 

@@ -19,6 +19,7 @@ from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobRecord, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.portable import State, state_of
 
 BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20
@@ -350,12 +351,16 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds."""
+    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds.
+
+    `status` is the contract's word for its state, `state` the one that all contracts share.
+    """
 
     job_id: str
     stream: str
     task: str
     status: str
+    state: State
     payload: Any
     result: Any
     error: Any
@@ -380,6 +385,7 @@ def job_view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
         stream=record.queue,
         task=record.task,
         status=record.state,
+        state=state_of(record),
         payload=_json(record.payload),
         result=_json(record.result),
         error=_json(record.error),

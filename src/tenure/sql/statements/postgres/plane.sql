@@ -177,11 +177,12 @@ unsent AS (
 SELECT count(*) AS unsent FROM unsent
 
 -- name: plane_leases
--- The latest leases of jobs.
+-- The latest leases of jobs, and whose jobs they are.
 -- Batch: job_id text
--- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Returns: for each job that exists its queue, its requester, its claim version and when its lease
+-- expires (0: ended)
 -- Clauses: P-11 P-16
-SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+SELECT j.job_id, j.queue, j.requester_id, j.claim_version, j.lease_expires_at
 FROM (SELECT * FROM {batch}) a JOIN {jobs} j ON j.job_id = a.job_id
 
 -- name: plane_relay

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tenure.client import unjournaled
-from tenure.client.unjournaled import UnjournaledTail
+from tenure.client import events
+from tenure.client.events import UnjournaledTail
 from tenure.core.errors import ServerError, StoreUnreachable
 from tenure.core.job import JobEvent
 
@@ -50,7 +50,7 @@ def tail_of(ledger: Refusing, error: Exception | None) -> UnjournaledTail:
 async def test_a_failed_search_for_the_bad_stream_does_not_end_the_reader(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unjournaled, "AWAY_S", 0.01)
+    monkeypatch.setattr(events, "AWAY_S", 0.01)
     ledger = Refusing()
     running = asyncio.create_task(tail_of(ledger, error).run())
     await asyncio.wait_for(ledger.waited_twice.wait(), 5)
@@ -61,6 +61,6 @@ async def test_a_failed_search_for_the_bad_stream_does_not_end_the_reader(
 async def test_a_stream_that_stays_unreadable_does_not_make_the_reader_spin() -> None:
     ledger = Refusing()
     running = asyncio.create_task(tail_of(ledger, None).run())
-    await asyncio.sleep(unjournaled.AWAY_S / 2)
+    await asyncio.sleep(events.AWAY_S / 2)
     assert ledger.waits == 1
     running.cancel()

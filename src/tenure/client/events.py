@@ -1,15 +1,15 @@
-"""The events of workers of another make, which no journal names."""
+"""How a feed reads the events of jobs: of many at once, and those that no journal names."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from tenure.core.errors import ServerError, StoreError
-from tenure.core.job import JobEvent
-from tenure.core.seam import EventWaiter
+from tenure.core.job import JobEvent, JobRecord
+from tenure.core.seam import EventWaiter, Ledger
 
 WAIT_MS = 2_000
 AWAY_S = 0.5
@@ -20,6 +20,57 @@ _GATHER_S = 0.002
 FEW_STREAMS = 200
 # A read costs store and reader some microseconds a stream. The pause after it bounds that share.
 _PAUSE_S_PER_STREAM = 2e-5
+
+
+class FollowLedger(Protocol):
+    """What the feed needs of a contract's ledger."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job, or None if there is none (any more)."""
+
+    async def events(self, job_id: str, *, after: str = "", limit: int = 1000) -> list[JobEvent]:
+        """Events of one job after a cursor."""
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """New events of many jobs, each after its own cursor, without waiting."""
+
+
+async def read_changes(
+    ledger: FollowLedger, cursors: Mapping[str, str]
+) -> tuple[dict[str, list[JobEvent]], list[str]]:
+    """New events by job, and the jobs that cannot be read, which are found by bisection.
+
+    A key of the wrong type, written by another program, must not stop the other streams.
+    """
+    try:
+        return await ledger.changes(cursors), []
+    except Exception as error:
+        if is_away(error):
+            raise
+        if len(cursors) == 1:
+            logger().warning("events_unreadable", job_id=next(iter(cursors)), error=str(error))
+            return {}, list(cursors)
+    pairs = list(cursors.items())
+    left, left_bad = await read_changes(ledger, dict(pairs[: len(pairs) // 2]))
+    right, right_bad = await read_changes(ledger, dict(pairs[len(pairs) // 2 :]))
+    return left | right, left_bad + right_bad
+
+
+class FollowedLedger:
+    """A ledger for the feed. Without the feature `changes` each job takes one call."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.get = ledger.get
+        self.events = ledger.events
+        self._changes = ledger.features.changes or self._events_by_job
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """The new events of many jobs, each after its own cursor, without waiting."""
+        return await self._changes(cursors)
+
+    async def _events_by_job(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        reads = [self.events(job_id, after=after) for job_id, after in cursors.items()]
+        return dict(zip(cursors, await asyncio.gather(*reads), strict=True))
 
 
 class UnjournaledTail:
