@@ -21,7 +21,7 @@ from tenure.cli.console import (
 )
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
-from tenure.core.registry import has_part, parse_url
+from tenure.core.registry import has_part, parse_url, unique_names
 from tenure.core.seam import Query
 
 
@@ -36,9 +36,11 @@ def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     tenure queues 'inbox+sqlite:///jobs.db' --json
     """
     urls = list(queue_urls) or load_config().queue_urls()
-    found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
-    for url, counts in found:
-        view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
+    names = unique_names([parse_url(url).name for url in urls])
+    found = [with_ledger(url, lambda ledger: ledger.counts()) for url in urls]
+    for name, url, counts in zip(names, urls, found, strict=True):
+        view: dict[str, Any] = {"queue": name, "url": safe_url(url)}
+        view |= msgspec.to_builtins(counts)
         answer(as_json, view, _queue_text(view))
 
 
@@ -50,9 +52,8 @@ def _queue_text(view: dict[str, Any]) -> str:
         facts.append(f"oldest waits {view['oldest_waiting_ms'] / 1000:.1f} s")
     names = list(dict.fromkeys([*view["states"], *view["totals"]]))
     rows = [[n, str(view["states"].get(n, "-")), str(view["totals"].get(n, "-"))] for n in names]
-    return "\n".join(
-        [paint(view["queue"], "bold"), ", ".join(facts), table(["", "NOW", "EVER"], rows)]
-    )
+    head = f"{paint(view['queue'], 'bold')}  {view['url']}"
+    return "\n".join([head, ", ".join(facts), table(["", "NOW", "EVER"], rows)])
 
 
 @click.command("pause")
@@ -65,8 +66,8 @@ def pause_command(queue_url: str | None, as_json: bool) -> None:
     tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.pause())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": True}, f"{url} paused")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": True}, f"{queue} paused")
 
 
 @click.command("resume")
@@ -79,8 +80,8 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
     tenure resume --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.resume())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": False}, f"{url} resumed")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": False}, f"{queue} resumed")
 
 
 @click.group("outbox")

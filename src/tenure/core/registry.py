@@ -115,6 +115,16 @@ def _masked_option(option: str) -> str:
     return option if masked == plain else f"{name}={masked}"
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, numbered where several queues have the same.
+
+    >>> unique_names(["streams", "plane", "streams"])
+    ['streams', 'plane', 'streams~2']
+    """
+    earlier = (list(names[:at]).count(name) for at, name in enumerate(names))
+    return [f"{name}~{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
+
+
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
     """Raise `UsageError` for an option below its lowest value."""
     for name, lowest in least.items():
