@@ -274,7 +274,7 @@ def _worker_command(targets: Sequence[str], flags: Mapping[str, Any]) -> list[st
         for each in value if isinstance(value, tuple) else [value]:
             if each is True:
                 command.append(option)
-            elif each not in (None, False):
+            elif each is not None and each is not False:
                 command += [option, str(each)]
     return command
 

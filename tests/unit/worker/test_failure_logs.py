@@ -212,10 +212,11 @@ async def test_the_middleware_for_sentry_gives_each_attempt_a_scope_with_its_ids
     assert sentry.events == []
 
 
-async def test_a_span_has_the_error_of_its_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_span_has_the_error_of_its_attempt() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with serving(breaking) as queue:
+        await queue.worker.watch.until("ready")
         queue.worker._executor._tracer = Tracer("w", provider)
         handle = await queue.client.submit("break", {})
         await handle.wait(timeout_s=20)

@@ -45,7 +45,7 @@ SERVING = """
 import asyncio
 from tenure import Worker, task
 from tenure.worker import Settings
-worker = Worker([task("a")(print)], queues=["memory://"], settings=Settings(burst=True))
+worker = Worker([task("a")(lambda job: None)], queues=["memory://"], settings=Settings(burst=True))
 asyncio.run(worker.serve())
 tell()
 """

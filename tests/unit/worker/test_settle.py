@@ -129,7 +129,7 @@ async def test_an_outcome_is_dropped_as_lost_once_its_local_deadline_has_passed(
         assert worker.health().unsettled == 0
     assert store.outcomes == {}
     assert (
-        worker.registry.get_sample_value("tenure_lease_lost_total", {"queue": "q", "task": "noop"})
+        worker.registry.get_sample_value("tenure_lease_lost_total", {"queue": "open", "task": "noop"})
         == 2
     )
 
