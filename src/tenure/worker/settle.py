@@ -48,6 +48,7 @@ _REFUSED = "outcome_refused"
 # Jobs without a handler here: delays between hand-backs, and limits of the memory for them.
 _DELAY_MS = 1_000
 _DELAY_MS_MAX = 60_000
+_LAST_MS = 2_000  # before a job expires; some stores promote due jobs once a second
 _STEPS = 10  # the first delay is at most a tenth of the limit
 _TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
@@ -203,7 +204,8 @@ def hand_back_ms(times: int, limit_ms: int, left_ms: int | None = None) -> int:
     delay_ms = min(first_ms << min(times, 16), _DELAY_MS_MAX)
     if left_ms is None:
         return delay_ms
-    return 0 if left_ms < 2 * first_ms else max(1, min(delay_ms, left_ms - 2 * first_ms))
+    last_ms = min(_LAST_MS, limit_ms * 4 // _STEPS)
+    return 0 if left_ms < last_ms else max(1, min(delay_ms, left_ms - last_ms))
 
 
 class _HandedBack(msgspec.Struct):

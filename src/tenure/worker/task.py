@@ -279,7 +279,7 @@ def where_children_find(lifespan: Callable[[], Any] | None, kinds: set[str]) -> 
     """Where the children find the lifespan; raises `UsageError` for what is none."""
     if lifespan is None:
         return None
-    if not callable(lifespan) or hasattr(lifespan, "__aenter__"):
+    if hasattr(lifespan, "__aenter__"):
         raise UsageError(
             "lifespan is a function that returns an async context manager, such as one decorated "
             "with contextlib.asynccontextmanager; give the function itself, without calling it"

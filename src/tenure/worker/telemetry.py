@@ -72,7 +72,8 @@ def _fields_of_record(_logger: Any, _method: str, line: Line) -> Line:
     """The line of structlog that a record was made of; a line of another library gets its logger's
     name."""
     record = line["_record"]
-    return line | getattr(record, "tenure_line", {"logger": record.name})
+    line.update(getattr(record, "tenure_line", {"logger": record.name}))
+    return line
 
 
 # One list that stays, since structlog is asked for it to see whether it is still ours.
