@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 
-from tenure import Job, JobFailed, Retry, Worker, task
+from tenure import Handle, Job, JobFailed, Retry, Worker, task
 from tenure.core.errors import UsageError
 from tenure.testing import FakeJob, run_task, serving
 from tenure.worker import Settings
 from tenure.worker.job import CallNext
 from tests.unit.worker import process_tasks as child
 from tests.unit.worker.seam import Store
+from tests.waiting import until
+
+
+async def until_scheduled(handle: Handle[Any]) -> None:
+    async def is_scheduled() -> bool:
+        return (await handle.status()).state == "scheduled"
+
+    await until(is_scheduled)
+
 
 shade: ContextVar[str] = ContextVar("shade", default="")
 
@@ -164,8 +173,7 @@ async def test_middleware_surrounds_handlers_in_processes() -> None:
         with pytest.raises(JobFailed, match="division by zero"):
             await (await queue.client.submit("broken", {}, attempts=1)).result(timeout_s=30)
         handle = await queue.client.submit("raise", {})
-        while (await handle.status()).state != "scheduled":  # as it was judged in the child
-            await asyncio.sleep(0.01)
+        await until_scheduled(handle)  # as it was judged in the child
     assert seen == [
         ("pid", dict),
         ("pid", dict),
@@ -184,8 +192,7 @@ async def test_middleware_may_answer_for_the_handler_or_fail_the_attempt() -> No
         handle = await queue.client.submit("loop", {"cached": True})
         assert await handle.result(timeout_s=10) == "cached"
         waiting = await queue.client.submit("loop", {}, attempts=2)
-        while (await waiting.status()).state != "scheduled":
-            await asyncio.sleep(0.01)
+        await until_scheduled(waiting)
 
 
 async def test_a_timeout_reaches_the_middleware_of_the_attempt() -> None:
