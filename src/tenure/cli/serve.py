@@ -58,8 +58,9 @@ def set_up_logs(config: Config, level: str | None = None, *, app: bool = False) 
     configure_logs(
         level=name,
         json=None if style == "auto" else style == "json",
+        stream=sys.stderr,
         colours=colours_wanted(sys.stderr),
-        others=name if app or name == "error" else "warning",
+        others=name if app else "",
         early=app,
     )
     return name

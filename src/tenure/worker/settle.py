@@ -76,7 +76,7 @@ class HandlerFailed(TenureError):
 
     def __init__(self, outcome: Outcome) -> None:
         failure = outcome.failure or Failure(code=outcome.kind, message="")
-        super().__init__(f"{failure.code}: {failure.message}")
+        super().__init__(failure.message)
         self.outcome = outcome
         self.code = failure.code
         if failure.stack:

@@ -142,14 +142,15 @@ def configure_logs(
     """Send the lines of structlog and of logging to stderr or `stream`.
 
     `json` None means: unless that is a terminal. `others` is the level of loggers that are not
-    ours. `early` is for a process that has yet to import an application, which may set up logging:
+    ours, by default warning: libraries may log what is secret to us. `early` is for a process that has yet to import an application, which may set up logging:
     it shows our own lines, until `ensure_logs` is called.
     """
     _route_structlog()
     for each in (logging.root, _OWN):
         _take_handler(each)
     _OWN.setLevel(level.upper())
-    _serve(_OWN if early else logging.root, _Handler(json, stream, colours, others or level))
+    others = others or ("error" if level == "error" else "warning")
+    _serve(_OWN if early else logging.root, _Handler(json, stream, colours, others))
 
 
 def ensure_logs(**options: Any) -> None:

@@ -142,7 +142,7 @@ class Worker:
             return 0
         if self.state != "new":
             raise UsageError("a worker serves once; make another one")
-        ensure_logs()
+        ensure_logs(others="info")
         self._loop = asyncio.get_running_loop()
         self.state = "starting"
         async with self._living() as state:

@@ -242,7 +242,7 @@ async def test_lines_of_a_handler_by_logging_carry_its_ids_and_keep_their_levels
     def in_thread(job: Job) -> None:
         logging.getLogger("app").info("in a thread")
 
-    configure_logs(stream=out, json=True)
+    configure_logs(stream=out, json=True, others="info")
     await ended(talk, name="talk")
     await ended(in_thread, name="thread")
     lines = {line["event"]: line for line in map(json.loads, out.getvalue().splitlines())}
