@@ -48,7 +48,7 @@ from tenure.worker.job import (
 )
 from tenure.worker.settle import HandlerFailed, ProcessDied, completed_outcome
 from tenure.worker.task import Handler, Task, Where, is_child
-from tenure.worker.telemetry import ensure_logs, log_options
+from tenure.worker.telemetry import ensure_logs, log_options, mark_records
 
 _ThreadCall = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
 
@@ -222,6 +222,7 @@ class _Environment:
     def prepare(self) -> None:
         """Before the first handler, when its module is imported and may have set up logging."""
         ensure_logs(**self._logs)
+        mark_records()
         if self._lifespan is not None and self._entered is None:
             opened = _find(*self._lifespan)()
             self.state = self._runner.run(opened.__aenter__())

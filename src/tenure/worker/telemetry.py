@@ -7,6 +7,7 @@ alone: our handler is added only where there is none, and structlog is configure
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import re
@@ -142,8 +143,9 @@ def configure_logs(
     """Send the lines of structlog and of logging to stderr or `stream`.
 
     `json` None means: unless that is a terminal. `others` is the level of loggers that are not
-    ours, by default warning: libraries may log what is secret to us. `early` is for a process that has yet to import an application, which may set up logging:
-    it shows our own lines, until `ensure_logs` is called.
+    ours, by default warning: libraries log what to us is secret. `early` is for a process that has
+    yet to import an application, which may set up logging: only our own lines are shown, until
+    `ensure_logs` is called.
     """
     _route_structlog()
     for each in (logging.root, _OWN):
@@ -155,7 +157,6 @@ def configure_logs(
 
 def ensure_logs(**options: Any) -> None:
     """Set up what the application has not; `options` as in `configure_logs`."""
-    _mark_records()
     early = _take_handler(_OWN)
     if structlog.is_configured() and structlog.get_config()["processors"] is not _TO_LOGGING:
         return
@@ -203,11 +204,11 @@ def _route_structlog() -> None:
 _RECORD_FIELDS = ("tenure_job_id", "tenure_task", "tenure_queue", "tenure_attempt")
 
 
-def _mark_records() -> None:
-    """Put the job's ids on every record, so that any handler and format can show them.
+def mark_records() -> None:
+    """Put the ids of the job at work on every record, so that any handler and format can show them.
 
-    They have a prefix, because logging refuses an `extra` of the application with a name that a
-    record has already.
+    Outside of jobs they are empty. They have a prefix, because logging refuses an `extra` of the
+    application with a name that a record has already.
     """
     made_by = logging.getLogRecordFactory()
     if getattr(made_by, "marks_jobs", False):
@@ -246,7 +247,8 @@ def log_failure(attempt: Attempt, job: Job, *, retried: bool) -> None:
     Once by logging, with the error itself, and by structlog too where that goes elsewhere.
     """
     context = attempt.context or contextvars.copy_context()
-    context.run(_log_failure, attempt, job, retried)
+    with contextlib.suppress(Exception):  # what an application set up must not stop the worker
+        context.run(_log_failure, attempt, job, retried)
 
 
 def _log_failure(attempt: Attempt, job: Job, retried: bool) -> None:

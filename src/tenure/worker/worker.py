@@ -53,7 +53,7 @@ from tenure.worker.job import Attempt, Ending, Lifespan, Middleware, through
 from tenure.worker.keeper import Keeper, KeeperThread
 from tenure.worker.pools import HandlerPools
 from tenure.worker.task import Task, Tasks, is_child, where_children_find
-from tenure.worker.telemetry import Tracer, ensure_logs
+from tenure.worker.telemetry import Tracer, ensure_logs, mark_records
 
 log = structlog.get_logger("tenure.worker")
 
@@ -143,6 +143,7 @@ class Worker:
         if self.state != "new":
             raise UsageError("a worker serves once; make another one")
         ensure_logs(others="info")
+        mark_records()
         self._loop = asyncio.get_running_loop()
         self.state = "starting"
         async with self._living() as state:

@@ -151,6 +151,18 @@ async def test_an_application_that_uses_structlog_alone_gets_the_line_there(
     assert len(told(caplog)) == 2  # and by logging, for its integrations
 
 
+async def test_a_broken_log_of_the_application_does_not_stop_the_worker() -> None:
+    def broken(_logger: Any, _method: str, line: Any) -> str:
+        if "exc_info" in line:
+            raise KeyError("exc_info")
+        return ""
+
+    structlog.configure(
+        processors=[broken], logger_factory=structlog.PrintLoggerFactory(io.StringIO())
+    )
+    await ended(breaking, name="break")
+
+
 class LocalTransport(Transport):
     """Keeps what Sentry would send."""
 

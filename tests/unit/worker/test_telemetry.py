@@ -213,7 +213,7 @@ async def test_log_lines_of_a_handler_carry_the_ids_of_its_job() -> None:
         job.log.info("by the job's own logger")
 
     try:
-        configure_logs(stream=out, json=True)
+        configure_logs(stream=out, json=True, others="info")
         worker = Worker([talk], queues=[store.open], settings=Settings(worker_id="w1"), burst=True)
         await worker.serve()
     finally:
