@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tenure.core.registry import open_ledger, open_queue
     from tenure.core.retry import RetryPolicy, exponential, fixed
     from tenure.worker import Job, Worker, task
+    from tenure.worker.telemetry import sentry_scope
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "fixed",
     "open_ledger",
     "open_queue",
+    "sentry_scope",
     "task",
 ]
 
@@ -75,6 +77,7 @@ _HOME = {
     "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
     "core.retry": ("RetryPolicy", "exponential", "fixed"),
     "worker": ("Job", "Worker", "task"),
+    "worker.telemetry": ("sentry_scope",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

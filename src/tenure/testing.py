@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,7 +28,7 @@ from tenure.core.convert import payload_of, result_decoder
 from tenure.core.encoding import from_json, storable_json
 from tenure.core.lease import Lease, Report
 from tenure.worker import Job, Settings, Task, Worker
-from tenure.worker.job import WRITTEN, Attempt, StopReason
+from tenure.worker.job import WRITTEN, Attempt, Lifespan, Middleware, StopReason
 
 __all__ = ["Clock", "FakeJob", "MemoryQueue", "run_task", "serving"]
 
@@ -40,7 +40,8 @@ _LEASE_MS = 60_000
 class FakeJob:
     """What `run_task` gives a handler as its job, and what the handler reported.
 
-    `reports` are (type, step, progress, data) in order.
+    `state` is what a worker's `lifespan` would yield. `reports` are (type, step, progress, data) in
+    order.
     """
 
     id: str = "job-1"
@@ -48,6 +49,7 @@ class FakeJob:
     attempt: int = 1
     max_attempts: int = 1
     payload: Any = None
+    state: Any = None
     reports: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     _ending: StopReason = field(default="", repr=False)
     _attempts: list[Attempt] = field(default_factory=list, repr=False)
@@ -74,7 +76,7 @@ class FakeJob:
         )
         attempt = Attempt(lease, float("inf"), time.monotonic(), stop_reason=self._ending)
         self._attempts.append(attempt)
-        return Job(attempt, self._report, "testing")
+        return Job(attempt, self._report, "testing", _state=self.state)
 
     def _report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
         progress = from_json(report.progress) if report.progress else None
@@ -127,11 +129,16 @@ class MemoryQueue:
 
 
 @asynccontextmanager
-async def serving(*tasks: Task[..., Any], **options: int) -> AsyncIterator[MemoryQueue]:
+async def serving(
+    *tasks: Task[..., Any],
+    lifespan: Lifespan | None = None,
+    middleware: Sequence[Middleware] = (),
+    **options: int,
+) -> AsyncIterator[MemoryQueue]:
     """A queue of its own in memory, with a worker of these tasks in this event loop.
 
-    `options` are those of a `memory://` URL, such as `max_attempts=1`. The worker is drained at the
-    end, and the queue is forgotten.
+    `lifespan` and `middleware` are those of `Worker`, `options` those of a `memory://` URL, such as
+    `max_attempts=1`. The worker is drained at the end, and the queue is forgotten.
 
         @pytest.fixture
         async def queue():
@@ -145,7 +152,9 @@ async def serving(*tasks: Task[..., Any], **options: int) -> AsyncIterator[Memor
     url = f"memory://{name}"
     # No thread besides the test's own: leases are kept by the same loop.
     settings = Settings(keeper_threaded=False, upkeep_ms=50)
-    worker = Worker(tasks, queues=[url], settings=settings)
+    worker = Worker(
+        tasks, queues=[url], lifespan=lifespan, middleware=middleware, settings=settings
+    )
     serve = asyncio.create_task(worker.serve())
     try:
         async with Client(url) as client:

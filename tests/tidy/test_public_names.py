@@ -36,6 +36,7 @@ PUBLIC = [
     "fixed",
     "open_ledger",
     "open_queue",
+    "sentry_scope",
     "task",
 ]
 

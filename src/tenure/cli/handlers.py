@@ -131,6 +131,18 @@ def load_tasks(
     return found
 
 
+def load_named(reference: str, option: str) -> Any:
+    """What `module:name` names; the module may be one of the files that hold tasks."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{option} is {reference!r}, and there is no such thing ({error}); it is MODULE:NAME, "
+            "such as app:lifespan for a function in app.py"
+        ) from None
+
+
 def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
     """Whether they are the same functions: a file may have imported them from another."""
     return {each.where[1:] for each in some} == {each.where[1:] for each in others}

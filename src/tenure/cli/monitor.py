@@ -29,7 +29,7 @@ from tenure.cli.console import (
 )
 from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
-from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
+from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url, unique_names
 from tenure.dashboard.display import duration, number, share
 from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
@@ -56,7 +56,8 @@ def _chosen_urls(queue_urls: tuple[str, ...]) -> list[str]:
 async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
     """Open the queues of these URLs for the block."""
     ensure_logs()
-    opened = [_open(url, number, urls) for number, url in enumerate(urls)]
+    names = unique_names([parse_url(url).name for url in urls])
+    opened = [_open(url, name) for url, name in zip(urls, names, strict=True)]
     try:
         yield QueueRegistry(opened)
     finally:
@@ -64,10 +65,8 @@ async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
             await each.close()
 
 
-def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
+def _open(url: str, name: str) -> OpenQueue:
     parsed = parse_url(url)
-    same = sum(parse_url(other).name == parsed.name for other in urls[:number])
-    name = f"{parsed.name}~{same + 1}" if same else parsed.name
     opened = open_queue(url), open_ledger(url), open_journal(url)
     return OpenQueue(name, parsed.contract, *opened, address=parsed.safe)
 

@@ -23,7 +23,7 @@ from tenure.cli.console import (
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord
 from tenure.core.portable import portable_counts, word_state
-from tenure.core.registry import has_part, parse_url
+from tenure.core.registry import has_part, parse_url, unique_names
 from tenure.core.seam import Query
 
 
@@ -38,9 +38,11 @@ def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     tenure queues --queue 'inbox+sqlite:///jobs.db' --json
     """
     urls = load_config().queue_urls(queue_urls)
-    found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
-    for url, counts in found:
-        view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
+    names = unique_names([parse_url(url).name for url in urls])
+    found = [with_ledger(url, lambda ledger: ledger.counts()) for url in urls]
+    for name, url, counts in zip(names, urls, found, strict=True):
+        view: dict[str, Any] = {"queue": name, "url": safe_url(url)}
+        view |= msgspec.to_builtins(counts)
         contract = parse_url(url).contract
         view |= {"states": portable_counts(contract, counts.states), "own_states": counts.states}
         answer(as_json, view, _queue_text(view))
@@ -52,13 +54,13 @@ def _queue_text(view: dict[str, Any]) -> str:
     )
     if view["oldest_waiting_ms"]:
         facts.append(f"oldest waits {view['oldest_waiting_ms'] / 1000:.1f} s")
-    own, totals, contract = view["own_states"], view["totals"], parse_url(view["queue"]).contract
+    own, totals, contract = view["own_states"], view["totals"], parse_url(view["url"]).contract
     rows = [
         [word_state(contract, word) or "", word, *(str(n.get(word, "-")) for n in (own, totals))]
         for word in dict.fromkeys([*own, *totals])
     ]
-    shown = table(["STATE", "ITS WORD", "NOW", "EVER"], rows)
-    return "\n".join([paint(view["queue"], "bold"), ", ".join(facts), shown])
+    head = f"{paint(view['queue'], 'bold')}  {view['url']}"
+    return "\n".join([head, ", ".join(facts), table(["STATE", "ITS WORD", "NOW", "EVER"], rows)])
 
 
 @click.command("pause")
@@ -71,8 +73,8 @@ def pause_command(queue_url: str | None, as_json: bool) -> None:
     tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.pause())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": True}, f"{url} paused")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": True}, f"{queue} paused")
 
 
 @click.command("resume")
@@ -85,8 +87,8 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
     tenure resume --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.resume())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": False}, f"{url} resumed")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": False}, f"{queue} resumed")
 
 
 @click.group("outbox")

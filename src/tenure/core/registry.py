@@ -1,9 +1,10 @@
 """Contracts and queue URLs.
 
 A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`, or its name in tenure.toml. The word
-before the first `+` (or before `://`) names the contract, the rest is the store's address. A contract of ours is a folder
-under `tenure.contracts` whose `CONTRACT` describes it. One in a package of its own is an entry
-point of the group `tenure.contracts` that names a `Contract`. Nothing else registers a contract.
+before the first `+` (or before `://`) names the contract, the rest is the store's address. A
+contract of ours is a folder under `tenure.contracts` whose `CONTRACT` describes it. One in a
+package of its own is an entry point of the group `tenure.contracts` that names a `Contract`. Nothing else
+registers a contract.
 """
 
 from __future__ import annotations
@@ -113,6 +114,16 @@ def _masked_option(option: str) -> str:
     plain = unquote(value)
     masked = _masked(plain) if "://" in plain else plain
     return option if masked == plain else f"{name}={masked}"
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, numbered where several queues have the same.
+
+    >>> unique_names(["streams", "plane", "streams"])
+    ['streams', 'plane', 'streams~2']
+    """
+    earlier = (list(names[:at]).count(name) for at, name in enumerate(names))
+    return [f"{name}~{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
 
 
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:

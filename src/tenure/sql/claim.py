@@ -235,9 +235,15 @@ class SqlClaimer:
             gid=row["gid"],
             priority=row["priority"],
             trace=row["trace"],
+            ttl_ms=ttl_ms(row),
             requester=row["requester_id"] or "",
             webhook_url=row["status_webhook_url"] or "",
         )
+
+
+def ttl_ms(row: Row) -> int:
+    """The time to live in a row of a claim; 0 if its job has none."""
+    return row["expires_ms"] - row["created_ms"] if row["expires_ms"] else 0
 
 
 def _taken(rows: list[Row]) -> list[Row]:

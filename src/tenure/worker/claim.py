@@ -14,7 +14,7 @@ import structlog
 from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.registry import open_queue, parse_url
+from tenure.core.registry import open_queue, parse_url, unique_names
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
@@ -34,12 +34,29 @@ log = structlog.get_logger("tenure.worker")
 Opener = Callable[[], Queue]
 
 
-def opener_of(queue: str | Opener, worker_id: str) -> tuple[str, Opener]:
-    """The name to show for a queue (no password in it) and how to open an instance of it."""
+class NamedOpener(msgspec.Struct, frozen=True):
+    """How to open an instance of a queue. `address` is its URL without a password."""
+
+    name: str
+    address: str
+    open: Opener
+
+
+def named_openers(queues: Sequence[str | Opener], worker_id: str) -> list[NamedOpener]:
+    """Openers of queues by the names that gateway and command line have for them too."""
+    made = [_opener_of(queue, worker_id) for queue in queues]
+    names = unique_names([each.name for each in made])
+    return [
+        msgspec.structs.replace(each, name=name) for each, name in zip(made, names, strict=True)
+    ]
+
+
+def _opener_of(queue: str | Opener, worker_id: str) -> NamedOpener:
     if isinstance(queue, str):
-        url = queue
-        return parse_url(url).safe, lambda: open_queue(url, worker_id=worker_id)
-    return getattr(queue, "__name__", type(queue).__name__), queue
+        url, parsed = queue, parse_url(queue)
+        return NamedOpener(parsed.name, parsed.safe, lambda: open_queue(url, worker_id=worker_id))
+    name = getattr(queue, "__name__", type(queue).__name__)
+    return NamedOpener(name, name, queue)
 
 
 class QueueSlots:
@@ -153,7 +170,7 @@ class Slots:
 
 
 class Context(msgspec.Struct, frozen=True, eq=False):
-    """What the parts of one worker share."""
+    """What the parts of one worker share; `state` is what its `lifespan` yielded."""
 
     settings: Settings
     worker_id: str
@@ -163,6 +180,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     watch: Watch
     listeners: Listeners
     metrics: Metrics
+    state: Any = None
 
 
 class Contact:
@@ -215,6 +233,7 @@ class Source:
     ) -> None:
         self.name = name
         self.queue = queue
+        self.state = context.state
         self.features = queue.features
         self.queue_slots = context.slots.add_queue(self.features.claim_max, self.features.slots_max)
         self.contact = Contact(name)

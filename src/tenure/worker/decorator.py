@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tenure.core.errors import UsageError
 from tenure.core.retry import RetryPolicy
 from tenure.worker.job import Job
-from tenure.worker.parameters import parameters_of
-from tenure.worker.task import BackoffFunction, Handler, Kind, Task
+from tenure.worker.task import BackoffFunction, Handler, Kind, Task, parameters_of, where
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,27 +61,8 @@ def task(
             handler = handler.handler
         is_async = inspect.iscoroutinefunction(handler)
         kind: Kind = "process" if process else "async" if is_async else "thread"
-        where = _where(handler, name, kind)
+        found = where(handler, f"task {name!r}: a process handler", in_process=process)
         parameters = parameters_of(handler, name)
-        return Task(name, handler, kind, timeout_s, retry, where, backoff, parameters)
+        return Task(name, handler, kind, timeout_s, retry, found, backoff, parameters)
 
     return decorate  # type: ignore[return-value]  # one function for all the overloads
-
-
-def _where(handler: Handler, name: str, kind: Kind) -> tuple[str, str, str]:
-    """Module, file and qualified name: how a child process finds the handler again."""
-    qualname = getattr(handler, "__qualname__", "")
-    if kind == "process" and (not qualname or "<" in qualname):
-        raise UsageError(
-            f"task {name!r}: a process handler must be importable, so define it at the top of a "
-            f"module (this one is {qualname or handler!r})"
-        )
-    code = getattr(handler, "__code__", None)
-    return _module_name(handler), code.co_filename if code else "", qualname
-
-
-def _module_name(handler: Handler) -> str:
-    """The module's name; for `__main__` started by `python -m` its importable name."""
-    name = handler.__module__
-    spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
-    return spec.name if spec is not None else name

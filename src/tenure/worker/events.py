@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -261,6 +262,18 @@ class Listeners:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a listener failed", exc_info=error)
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The health of a worker. `stores` says for every queue whether its store answers."""
+
+    state: str
+    ready: bool
+    keeper_alive: bool
+    slots_used: int
+    slots_total: int
+    unsettled: int
+    stores: dict[str, bool]
 
 
 class Notifier:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Literal
 
 import msgspec
@@ -42,6 +43,7 @@ class Attempt(msgspec.Struct, eq=False):
     slot_freed       the slot is free again; for a thread that cannot be stopped this is later
     unsent           how many reports are not written yet; the outcome waits for them
     pending_outcome  that outcome, as the `Entry` to be settled
+    error            what the handler raised, and the `context` in which it did, until it is logged
     source, job      set by the modules `claim` and `attempt`, which import this one
     """
 
@@ -65,6 +67,8 @@ class Attempt(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle | None = None
     pending_outcome: Any = None
     outcome: Outcome | None = None
+    error: BaseException | None = None
+    context: Context | None = None
 
     def end_timer(self) -> None:
         """Drop the pending timeout or grace period, if there is one."""
@@ -109,6 +113,7 @@ class Job(msgspec.Struct, eq=False):
     _payload: Any = _UNREAD
     _log: JobLog | None = None
     _opts: dict[str, Any] | None = None
+    _state: Any = None
 
     @property
     def id(self) -> str:
@@ -155,6 +160,15 @@ class Job(msgspec.Struct, eq=False):
             read = source.features.job_options if source is not None else None
             self._opts = read(self._attempt.lease) if read is not None else {}
         return self._opts
+
+    @property
+    def state(self) -> Any:
+        """What the worker's `lifespan` yielded, such as a pool or a model; None without one.
+
+        A child process has its own, from a `lifespan` of its own.
+        """
+        source = self._attempt.source
+        return source.state if source is not None else self._state
 
     @property
     def cancelled(self) -> bool:
@@ -248,6 +262,34 @@ class JobLog:
         return getattr(self._logger, name)
 
 
+CallNext = Callable[[Job], Awaitable[Any]]
+Middleware = Callable[[Job, CallNext], Awaitable[Any]]
+"""Wraps every attempt: `async (attempt, call_next)`. `await call_next(attempt)` runs the handler,
+with its value or error. What the middleware returns or raises is what counts."""
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+"""What is open while a worker serves; handlers have the value as `job.state`."""
+
+
+def through(middleware: Sequence[Middleware], handler: CallNext) -> CallNext:
+    """The handler inside of all middleware, of which the first is the outermost."""
+
+    async def innermost(job: Job) -> Any:
+        try:
+            return await handler(job)
+        except BaseException:
+            job._attempt.context = copy_context()  # with what the middleware has set
+            raise
+
+    call: CallNext = innermost
+    for each in reversed(middleware):
+        call = _wrapped(each, call)
+    return call
+
+
+def _wrapped(middleware: Middleware, call: CallNext) -> CallNext:
+    return lambda job: middleware(job, call)
+
+
 def read_payload(raw: bytes) -> Any:
     """The JSON value, or the text under `_raw` when it is none."""
     try:
@@ -258,16 +300,17 @@ def read_payload(raw: bytes) -> Any:
 
 def job_facts(job: Job) -> dict[str, Any]:
     """The fields of a log line about this job; with `trace_id` if its submitter sent one."""
-    facts = {**lease_facts(job.lease), "worker_id": job._worker_id}
+    facts = {**attempt_facts(job._attempt), "worker_id": job._worker_id}
     parts = job._attempt.lease.trace.split("-")
     return facts | {"trace_id": parts[1]} if len(parts) >= 4 else facts
 
 
-def lease_facts(lease: Lease) -> dict[str, Any]:
-    """The fields of a log line about an attempt."""
+def attempt_facts(attempt: Attempt) -> dict[str, Any]:
+    """The fields of a log line about an attempt; its queue has the name that metrics use."""
+    lease = attempt.lease
     return {
         "job_id": lease.job_id,
         "task": lease.task,
-        "queue": lease.queue,
+        "queue": attempt.tally.queue or lease.queue,
         "attempt": lease.attempt,
     }

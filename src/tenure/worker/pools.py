@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -30,15 +30,25 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.encoding import from_json
 from tenure.core.errors import LeaseLost, StoreError, TenureError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, OutcomeKind, Until
 from tenure.core.process import popen, signal_group
 from tenure.core.retry import RetryPolicy, decide_outcome
 from tenure.worker.config import Capacity
-from tenure.worker.job import WRITTEN, Attempt, Job, current_job
-from tenure.worker.settle import ProcessDied, completed_outcome
-from tenure.worker.task import Handler, Task, is_child
+from tenure.worker.events import Tally
+from tenure.worker.job import (
+    WRITTEN,
+    Attempt,
+    Job,
+    Middleware,
+    current_job,
+    through,
+)
+from tenure.worker.settle import HandlerFailed, ProcessDied, completed_outcome
+from tenure.worker.task import Handler, Task, Where, is_child
+from tenure.worker.telemetry import ensure_logs, log_options, mark_records
 
 _ThreadCall = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
 
@@ -110,10 +120,11 @@ _HEADER = struct.Struct("!I")
 
 
 class _Call(msgspec.Struct, frozen=True, tag=True):
-    """Run this handler. `where` is module, file and qualified name, `jitter` for a retry delay."""
+    """Run this handler. `queue` is its name in metrics and logs; `jitter` is for a retry delay."""
 
-    where: tuple[str, str, str]
+    where: Where
     lease: Lease
+    queue: str
     worker_id: str
     timeout_s: float | None
     retry: RetryPolicy | None
@@ -126,6 +137,10 @@ class _Written(msgspec.Struct, frozen=True, tag=True):
 
     lost: str = ""
     refused: str = ""
+
+
+class _Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the lifespan and end."""
 
 
 class _Begun(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +163,7 @@ class _Ended(msgspec.Struct, frozen=True, tag=True):
     until: Until = ""
 
 
-_ToChild = _Call | _Written
+_ToChild = _Call | _Written | _Stop
 _FromChild = _Begun | _Reported | _Ended
 
 _encoder = msgspec.msgpack.Encoder()
@@ -165,24 +180,59 @@ def _framed(message: _ToChild | _FromChild) -> bytes:
 _MAIN_ALIAS = "__tenure_main__"
 
 
-def main(fd: int) -> None:
+def main(fd: int, lifespan: Where | None, logs: dict[str, Any]) -> None:
     """The child process: serve calls from the socket `fd`, one at a time, until it closes.
 
     It is a fresh interpreter that imports the handler's module: it shares no memory with the worker
     and can be killed. It ends when the worker's end of the socket closes, however the worker died.
-    It ignores SIGINT and SIGTERM, which the worker handles.
+    It ignores SIGINT and SIGTERM, which the worker handles. With a `lifespan` it enters that before
+    its first handler, and leaves it when the worker stops; all of it runs in one event loop.
     """
     is_child.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Not SIG_IGN, which programs started by the handler would inherit.
         signal.signal(number, lambda *_: None)
     wire = _Wire(socket.socket(fileno=fd))
-    while True:
-        call = wire.messages.get()
-        if isinstance(call, _Call):
-            outcome = _run_handler(call, wire)
-            ended = (outcome.kind, outcome.result, outcome.failure, outcome.delay_ms)
-            wire.send(_Ended(*ended, outcome.until))
+    with _Environment(lifespan, logs) as environment:
+        while not isinstance(call := wire.messages.get(), _Stop):
+            if isinstance(call, _Call):
+                outcome = _run_handler(call, wire, environment)
+                ended = (outcome.kind, outcome.result, outcome.failure, outcome.delay_ms)
+                wire.send(_Ended(*ended, outcome.until))
+
+
+class _Environment:
+    """What the handlers of one child share: logs, the event loop and the value of the lifespan."""
+
+    def __init__(self, lifespan: Where | None, logs: dict[str, Any]) -> None:
+        self._lifespan = lifespan
+        self._logs = logs
+        self._entered: Any = None
+        self._runner = asyncio.Runner()
+        self.state: Any = None
+
+    def __enter__(self) -> _Environment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered is not None:
+            self._runner.run(self._entered.__aexit__(None, None, None))
+        self._runner.close()
+
+    def prepare(self) -> None:
+        """Before the first handler, when its module is imported and may have set up logging."""
+        ensure_logs(**self._logs)
+        mark_records()
+        if self._lifespan is not None and self._entered is None:
+            opened = _find(*self._lifespan)()
+            self.state = self._runner.run(opened.__aenter__())
+            self._entered = opened
+
+    def run(self, call: Any) -> Any:
+        """The value of a coroutine; without a lifespan in a loop of its own."""
+        if self._lifespan is None:
+            return asyncio.run(call)
+        return self._runner.run(call, context=contextvars.copy_context())
 
 
 class _Wire:
@@ -213,17 +263,20 @@ class _Wire:
         os._exit(0)  # the worker is gone, and with it the lease
 
 
-def _run_handler(call: _Call, wire: _Wire) -> Outcome:
-    attempt = Attempt(call.lease, float("inf"), time.monotonic())
+def _run_handler(call: _Call, wire: _Wire, environment: _Environment) -> Outcome:
+    tally = Tally(call.queue, call.lease.task)
+    attempt = Attempt(call.lease, float("inf"), time.monotonic(), tally=tally)
     job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=json.loads(call.opts))
     current_job.set(job)
     try:
         handler = _find_handler(*call.where)
+        environment.prepare()
+        job._state = environment.state
         wire.send(_Begun())
         attempt.started = time.monotonic()
         value: Any = handler(job)
         if inspect.iscoroutine(value):
-            value = asyncio.run(value)
+            value = environment.run(value)
         return completed_outcome(call.lease, value, partial(_log_line, wire, attempt))
     except LeaseLost:
         return Outcome(call.lease, "release")  # the worker knows and writes nothing
@@ -237,12 +290,17 @@ def _log_line(wire: _Wire, attempt: Attempt, news: Report) -> None:
 
 
 def _find_handler(module: str, file: str, qualname: str) -> Handler:
-    """Import the handler's module by name, or by file if the name is another module's."""
+    found = _find(module, file, qualname)
+    handler: Handler = found.run if isinstance(found, Task) else found
+    return handler
+
+
+def _find(module: str, file: str, qualname: str) -> Any:
+    """Import a module by name, or by file if the name is another module's; what it holds."""
     found: Any = _module(module, file)
     for part in qualname.split("."):
         found = getattr(found, part)
-    handler: Handler = found.run if isinstance(found, Task) else found
-    return handler
+    return found
 
 
 def _module(name: str, file: str) -> ModuleType:
@@ -263,7 +321,10 @@ def _module(name: str, file: str) -> ModuleType:
     return made
 
 
-_START = f"import sys; sys.path[:] = {{path!r}}; from {main.__module__} import main; main({{fd}})"
+_START = (
+    f"import sys; sys.path[:] = {{path!r}}; from {main.__module__} import main; "
+    "main({fd}, {lifespan!r}, {logs!r})"
+)
 
 
 class _Child:
@@ -275,10 +336,11 @@ class _Child:
         self._writer: asyncio.StreamWriter
 
     @classmethod
-    async def start(cls) -> _Child:
+    async def start(cls, lifespan: Where | None) -> _Child:
         """A fresh interpreter with the worker's import path."""
         ours, theirs = socket.socketpair()
-        code = _START.format(path=sys.path, fd=theirs.fileno())
+        given = {"lifespan": lifespan, "logs": log_options()}
+        code = _START.format(path=sys.path, fd=theirs.fileno(), **given)
         with theirs:
             process = popen([sys.executable, "-P", "-c", code], keep_open=[theirs.fileno()])
         made = cls(process)
@@ -320,8 +382,9 @@ class _Child:
 class _ProcessPool:
     """At most `limit` processes, started when needed and reused; further calls wait."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, lifespan: Where | None) -> None:
         self._limit = limit
+        self._lifespan = lifespan
         self._free = asyncio.Semaphore(limit)
         self._idle: list[_Child] = []
         self._all: dict[_Child, None] = {}
@@ -342,8 +405,8 @@ class _ProcessPool:
                 # MessagePack has no integers beyond 64 bits.
                 lease = msgspec.structs.replace(attempt.lease, extra=None)
                 opts = json.dumps(attempt.job.opts).encode()
-                call = (task.where, lease, worker_id, task.timeout_s, task.retry, jitter, opts)
-                child.send(_Call(*call))
+                whose = (task.where, lease, attempt.tally.queue, worker_id)
+                child.send(_Call(*whose, task.timeout_s, task.retry, jitter, opts))
                 outcome = await _follow_child(child, attempt, on_start)
             except BaseException:
                 self._discard(child)
@@ -357,8 +420,14 @@ class _ProcessPool:
             self._limit += 1
             self._free.release()
 
-    def close(self) -> None:
-        """Kill them all."""
+    async def close(self, grace_s: float) -> None:
+        """Kill them all; idle ones that have a lifespan may leave it first."""
+        leaving = [each for each in self._idle if each.usable] if self._lifespan else []
+        for child in leaving:
+            child.send(_Stop())
+        if leaving:
+            ends = [asyncio.ensure_future(child.reap()) for child in leaving]
+            await asyncio.wait(ends, timeout=grace_s)
         for child in self._all:
             child.kill()
         self._all.clear()
@@ -370,7 +439,7 @@ class _ProcessPool:
             if child.usable:
                 return child
             self._discard(child)
-        child = await _Child.start()
+        child = await _Child.start(self._lifespan)
         self._all[child] = None
         return child
 
@@ -405,28 +474,70 @@ async def _follow_child(
 class HandlerPools:
     """The threads and child processes of one worker, started when first needed."""
 
-    def __init__(self, capacity: Capacity, *, worker_id: str, rng: Random) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        worker_id: str,
+        rng: Random,
+        middleware: Sequence[Middleware] = (),
+        lifespan: Where | None = None,
+    ) -> None:
         self._threads = _ThreadPool(capacity.threads)
-        self._processes = _ProcessPool(capacity.processes)
+        self._processes = _ProcessPool(capacity.processes, lifespan)
         self._worker_id = worker_id
         self._rng = rng
+        self.run = partial(_run_inside, middleware, self._run) if middleware else self._run
+        """Run a handler: its value (thread) or its outcome (process)."""
 
     def resize(self, capacity: Capacity) -> None:
         """Change the limits."""
         self._threads.limit = capacity.threads
         self._processes.resize(capacity.processes)
 
-    async def run(self, attempt: Attempt, task: Task, on_start: Callable[[Attempt], None]) -> Any:
-        """The handler's value (thread) or its outcome (process)."""
+    async def _run(self, attempt: Attempt, task: Task, on_start: Callable[[Attempt], None]) -> Any:
         if task.kind == "process":
             jitter = self._rng.random()
             return await self._processes.call(attempt, task, self._worker_id, jitter, on_start)
         return await self._threads.call(_in_thread(attempt, task, on_start))
 
-    def close(self) -> None:
-        """Kill the children and end idle threads; a thread in a handler cannot be stopped."""
-        self._processes.close()
+    async def close(self, grace_s: float) -> None:
+        """End the children and idle threads; a thread in a handler cannot be stopped."""
         self._threads.close()
+        await self._processes.close(grace_s)
+
+
+_Run = Callable[[Attempt, Task, Callable[[Attempt], None]], Awaitable[Any]]
+
+
+async def _run_inside(
+    middleware: Sequence[Middleware],
+    run: _Run,
+    attempt: Attempt,
+    task: Task,
+    begun: Callable[[Attempt], None],
+) -> Any:
+    """Run a handler of a thread or process inside of middleware, which sees its value or error."""
+    if task.kind == "thread":
+        return await through(middleware, lambda _: run(attempt, task, begun))(attempt.job)
+    outcome: Outcome
+    value: Any = None
+
+    async def call(_: Job) -> Any:
+        nonlocal outcome, value
+        outcome = await run(attempt, task, begun)
+        if outcome.kind != "complete":
+            raise HandlerFailed(outcome)
+        value = from_json(outcome.result)
+        return value
+
+    try:
+        returned = await through(middleware, call)(attempt.job)
+    except HandlerFailed as error:
+        return error.outcome
+    if returned is value:
+        return outcome
+    return completed_outcome(attempt.lease, returned, partial(attempt.source.report, attempt))
 
 
 def report_from_thread(attempt: Attempt, report: Report) -> Awaitable[None]:

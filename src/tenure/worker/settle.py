@@ -26,6 +26,7 @@ import structlog
 from tenure.core.encoding import REPLACED, storable_json, whole_text, without_nul
 from tenure.core.errors import (
     LeaseLost,
+    RemoteTraceback,
     ReplyLost,
     StoreError,
     StoreUnreachable,
@@ -37,7 +38,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.retry import RetryPolicy, delay_ms, failure_of
 from tenure.worker.config import Settings
-from tenure.worker.job import Attempt, lease_facts
+from tenure.worker.job import Attempt, attempt_facts
 from tenure.worker.task import Tasks
 
 log = structlog.get_logger("tenure.worker")
@@ -47,6 +48,7 @@ _REFUSED = "outcome_refused"
 # Jobs without a handler here: delays between hand-backs, and limits of the memory for them.
 _DELAY_MS = 1_000
 _DELAY_MS_MAX = 60_000
+_LAST_MS = 2_000  # before a job expires; some stores promote due jobs once a second
 _STEPS = 10  # the first delay is at most a tenth of the limit
 _TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
@@ -64,6 +66,21 @@ class ProcessDied(TenureError):
     """The child process ended before the handler did: killed, out of memory, or a crash."""
 
     code = "process_died"
+
+
+class HandlerFailed(TenureError):
+    """A handler failed in its child process, where its error stays; `outcome` says how.
+
+    Its traceback is the `__cause__`, as text.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        failure = outcome.failure or Failure(code=outcome.kind, message="")
+        super().__init__(failure.message)
+        self.outcome = outcome
+        self.code = failure.code
+        if failure.stack:
+            self.__cause__ = RemoteTraceback(failure.stack)
 
 
 def completed_outcome(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outcome:
@@ -173,14 +190,22 @@ def cancelled_outcome(lease: Lease) -> Outcome:
     return Outcome(lease, "cancel", failure=failure)
 
 
-def hand_back_ms(times: int, limit_ms: int) -> int:
+def hand_back_ms(times: int, limit_ms: int, left_ms: int | None = None) -> int:
     """The delay of a job that was handed back so many times before.
+
+    If it expires in `left_ms`, it comes back once more shortly before that; 0: it cannot.
 
     >>> [hand_back_ms(times, 3_600_000) for times in (0, 1, 5, 6, 1_000)]
     [1000, 2000, 32000, 60000, 60000]
+    >>> [hand_back_ms(4, 60_000, left_ms) for left_ms in (40_000, 9_000, 1_900, -5)]
+    [16000, 7000, 0, 0]
     """
     first_ms = max(1, min(_DELAY_MS, limit_ms // _STEPS))
-    return min(first_ms << min(times, 16), _DELAY_MS_MAX)
+    delay_ms = min(first_ms << min(times, 16), _DELAY_MS_MAX)
+    if left_ms is None:
+        return delay_ms
+    last_ms = min(_LAST_MS, limit_ms * 4 // _STEPS)
+    return 0 if left_ms < last_ms else max(1, min(delay_ms, left_ms - last_ms))
 
 
 class _HandedBack(msgspec.Struct):
@@ -196,7 +221,8 @@ class UnknownTasks:
     In a rolling deploy, or if workers have different tasks, another worker has the handler. Each
     worker counts its own hand-backs, because the store's count includes the snoozes of handlers,
     and fails only a job that it has itself handed back for `limit_ms`. A worker that restarts
-    begins anew, so a job may be kept longer than that.
+    begins anew, so a job may be kept longer than that. A job with a time to live that was never
+    started fails before that ends: then the store would end it, without a reason.
     """
 
     def __init__(
@@ -209,19 +235,17 @@ class UnknownTasks:
         self._jobs: dict[tuple[str, str], _HandedBack] = {}
         self._logged: dict[str, float] = {}
 
-    def decide_outcome(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
+    def decide_outcome(self, attempt: Attempt, report: Callable[[Report], object]) -> Outcome:
         """Hand the job back with a delay, or fail it; the first time the job's log says so."""
-        now = self._clock()
+        now, lease = self._clock(), attempt.lease
         name = (lease.queue, lease.job_id)
         # Taken out and put back, so that the first entry of the dict is the oldest.
         seen = self._jobs.pop(name, None) or _HandedBack(now)
         failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
-        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
-            self._log(lease, now, delay_ms=0)
+        delay_ms = self._delay_ms(lease, seen, now)
+        self._log(attempt, now, delay_ms=delay_ms)
+        if not delay_ms:
             return Outcome(lease, "bury", failure=failure)
-        delay_ms = hand_back_ms(seen.times, self._limit_ms)
-        delay_ms += round(delay_ms / 4 * self._rng.random())  # jitter
-        self._log(lease, now, delay_ms=delay_ms)
         if not seen.times:
             report(_log_line(lease, f"{failure.message}; the job is handed back"))
         seen.times += 1
@@ -230,8 +254,20 @@ class UnknownTasks:
         self._jobs[name] = seen
         return Outcome(lease, "snooze", delay_ms=delay_ms)
 
-    def _log(self, lease: Lease, now: float, *, delay_ms: int) -> None:
+    def _delay_ms(self, lease: Lease, seen: _HandedBack, now: float) -> int:
+        """How long it waits for another worker; 0 if its time is over."""
+        if lease.ttl_ms and lease.attempt <= 1:  # it counts until the first start
+            claimed_ms = lease.lease_until_ms - lease.lease_ms
+            left_ms = lease.created_ms + lease.ttl_ms - claimed_ms
+            return hand_back_ms(seen.times, lease.ttl_ms, left_ms)
+        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
+            return 0
+        delay_ms = hand_back_ms(seen.times, self._limit_ms)
+        return delay_ms + round(delay_ms / 4 * self._rng.random())  # jitter
+
+    def _log(self, attempt: Attempt, now: float, *, delay_ms: int) -> None:
         """Once a minute for each name."""
+        lease = attempt.lease
         if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
             return
         if len(self._logged) >= _NAMES_MAX:
@@ -239,7 +275,7 @@ class UnknownTasks:
         self._logged[lease.task] = now
         log.warning(
             "task_unknown",
-            **lease_facts(lease),
+            **attempt_facts(attempt),
             nearest=self._tasks.close(lease.task),
             handed_back_ms=delay_ms,
         )

@@ -49,7 +49,7 @@ class Up:
 
     def videos(self) -> list[str]:
         """Who added the finished jobs of the BullMQ queue, oldest first."""
-        url = self.call("queues")[1]["queue"]
+        url = self.call("queues")[1]["url"]
         jobs = self.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
         return [job["payload"]["userId"] for job in jobs if job["result"]["sample"]]
 

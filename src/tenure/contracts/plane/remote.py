@@ -368,6 +368,7 @@ def _lease(job: ClaimedJob) -> Lease:
         gid=job.gid,
         priority=job.priority,
         trace=job.trace,
+        ttl_ms=job.ttl_ms,
     )
 
 

@@ -82,6 +82,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     gid: str = ""
     priority: int = 0
     trace: str = ""
+    ttl_ms: int = 0
 
 
 class ClaimResult(ClaimedJob, frozen=True, kw_only=True):
@@ -452,6 +453,7 @@ def claimed_job(lease: Lease, ttl_s: float, body: type[ClaimedJob] = ClaimedJob)
         gid=lease.gid,
         priority=lease.priority,
         trace=lease.trace,
+        ttl_ms=lease.ttl_ms,
     )
 
 

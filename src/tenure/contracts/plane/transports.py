@@ -13,6 +13,7 @@ from tenure.contracts.plane.model import queue_of, warn
 from tenure.core.encoding import short_hash
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.lease import Lease
+from tenure.sql.claim import ttl_ms
 from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
@@ -190,6 +191,7 @@ def lease_of(row: Row, stream: str, token: str, message_id: str = "") -> Lease:
         gid=row["gid"],
         priority=row["priority"],
         trace=row["trace"],
+        ttl_ms=ttl_ms(row),
         extra=why_unreadable(row) or None,
     )
 

@@ -54,6 +54,7 @@ SCRIPTS = ScriptFolder("tenure.contracts.streams")
 _TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
+_TTL_DIGITS_MAX = 12
 _PRELOADED = ("claim", "settle", "extend")
 _CONSUMER_AGE_MS = 3_600_000
 _NEVER_MS = 10**9
@@ -266,10 +267,11 @@ class StreamsQueue:
         return replies
 
     def _leases(self, groups: list[Any], now: int) -> list[Lease]:
-        lease_ms = self._options.lease_ms
+        lease_ms, default_ttl_s = self._options.lease_ms, b"%d" % self._options.ttl_s
         leases = []
         for task, fields, ttl_s, rows in groups:
             group = _LeaseGroup.parse(task, fields, ttl_s, now)
+            ttl_ms = 0 if ttl_s == default_ttl_s else _own_ttl_ms(ttl_s)
             values = iter(rows)
             for job_id, payload, entry in zip(values, values, values, strict=True):
                 handle, _, rest = entry.decode().partition(" ")
@@ -289,10 +291,16 @@ class StreamsQueue:
                         created_ms=min(now, int(created_ms)),
                         handle=handle,
                         trace="" if trace == "-" else trace,
+                        ttl_ms=ttl_ms,
                         extra=group,
                     )
                 )
         return leases
+
+
+def _own_ttl_ms(ttl_s: bytes) -> int:
+    """A time to live as stored by any gateway; 0 if it cannot be read."""
+    return int(ttl_s) * 1000 if ttl_s.isdigit() and len(ttl_s) <= _TTL_DIGITS_MAX else 0
 
 
 class _LeaseGroup(NamedTuple):

@@ -49,7 +49,7 @@ taken AS (
   FROM (SELECT place FROM urgent UNION ALL SELECT place FROM next) p, clock c
   WHERE j.ctid = p.place
   RETURNING j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.requester_id, j.status_webhook_url, j.credential_version, j.status, 'queued' AS was{event_columns}
 ),
 journaled AS (
@@ -64,12 +64,12 @@ SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms,
   (:share > 0 OR :requester_max > 0) AND EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND ready)
     AS left_some, NULL AS job_id, NULL AS task,
   NULL AS payload, NULL AS attempt_count, NULL AS max_attempts, NULL AS claim_version,
-  NULL AS lease_expires_at, NULL AS created_ms, NULL AS gid, NULL AS priority, NULL AS trace,
+  NULL AS lease_expires_at, NULL AS created_ms, NULL AS expires_ms, NULL AS gid, NULL AS priority, NULL AS trace,
   NULL AS seq, NULL AS requester_id, NULL AS status_webhook_url, NULL AS credential_version
 FROM chores
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version
 FROM taken
 ORDER BY priority NULLS FIRST, seq
@@ -80,7 +80,7 @@ ORDER BY priority NULLS FIRST, seq
 -- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT {now} AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
 FROM {jobs}
 WHERE queue = :queue AND status IN {running} AND lease_token_h = ANY (:token_hs)

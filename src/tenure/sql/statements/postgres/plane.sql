@@ -63,7 +63,7 @@ taken AS (
   FROM dealt d, clock c
   WHERE j.job_id = d.job_id
   RETURNING d.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.worker_id, j.lease_token_h
 ),
 journaled AS (
@@ -82,7 +82,7 @@ opened AS (
 )
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
-  t.created_ms, t.gid, t.priority, t.trace, t.seq
+  t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
 FROM chores h LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq
 
@@ -113,7 +113,7 @@ taken AS (
   FROM next p, clock c
   WHERE j.job_id = p.job_id
   RETURNING p.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms
 ),
 forgotten AS (
   DELETE FROM plane_messages m USING taken t WHERE m.job_id = t.job_id
@@ -133,7 +133,7 @@ opened AS (
   FROM taken {known_attempt}
 )
 SELECT h.now_ms, h.paused, t.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
-  t.claim_version, t.lease_expires_at, t.created_ms, t.gid, t.priority, t.trace, t.seq
+  t.claim_version, t.lease_expires_at, t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
 FROM clock h LEFT JOIN taken t ON true
 ORDER BY t.n
 

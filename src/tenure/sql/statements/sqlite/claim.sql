@@ -41,7 +41,7 @@ FROM temp.taking h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.turn;
 {events_of_taken}
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms,
   :share > 0 AND EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready) AS left_some, t.job_id, t.task,
-  t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
+  t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms, t.expires_ms,
   t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
 FROM temp.head h
 LEFT JOIN (SELECT j.*, c.turn FROM temp.taking c JOIN {jobs} j ON j.seq = c.seq) t
@@ -53,7 +53,7 @@ ORDER BY t.turn;
 -- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT :now_ms AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
 FROM {jobs}
 WHERE queue = :queue AND lease_expires_at > 0

@@ -50,7 +50,7 @@ SELECT j.job_id, j.claim_version, :queue, j.attempt_count, j.worker_id, :now_ms,
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id {known_attempt};
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
-  t.created_ms, t.gid, t.priority, t.trace, t.seq
+  t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
 FROM temp.head h
 LEFT JOIN (SELECT c.n, j.* FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id) t
 ORDER BY t.priority, t.seq;
@@ -88,7 +88,7 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id {known_attempt};
 SELECT :now_ms AS now_ms, coalesce(p.paused, 0) AS paused, t.*
 FROM (SELECT (SELECT paused FROM job_queues WHERE queue = :queue) AS paused) p
 LEFT JOIN (SELECT c.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts,
-    j.claim_version, j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq
+    j.claim_version, j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq
   FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id) t
 ORDER BY t.n;
 
