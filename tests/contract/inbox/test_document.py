@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from tenure.cli.config import Config
 from tenure.cli.keys import open_seal
 from tenure.egress import Guard
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.settings import GatewaySettings
 from tenure.vault import new_kek
