@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import structlog
@@ -323,7 +323,7 @@ class Dashboard:
             "base": base,
             "wrong": False,
             "now_ms": display.now_ms(),
-            "path": request.scope["path"].removeprefix(base),
+            "path": request.scope["path"].removeprefix(unquote(base)),
             "here": _here(admitted),
             "may_act": bool(admitted and admitted.may_act),
             "who": admitted.who if admitted else "",

@@ -35,7 +35,7 @@ from tenure.dashboard.audit import open_audit
 from tenure.gateway.auth import Auth, CallerHook, Sessions, headers_of
 from tenure.gateway.feed import Feed
 from tenure.gateway.http.body import read_body
-from tenure.gateway.http.document import HTML, POLICY, asyncapi_document, docs_page
+from tenure.gateway.http.document import BASE_MARK, HTML, POLICY, asyncapi_document, docs_page
 from tenure.gateway.http.guard import Guard, GuardMiddleware, raise_again
 from tenure.gateway.http.resource import Resource, RouteContext
 from tenure.gateway.http.routes import GatewayRoute, Operation, resource_route, rights_of
@@ -309,11 +309,10 @@ class Gateway:
 
     async def _serve_document(self, request: Request) -> Response:
         name = request.scope["path"].rpartition("/")[2].removesuffix(".json")
-        document = self._document(name)
+        document, base = self._document(name), request.scope[BASE]
         if name == "docs":
             headers = {"content-security-policy": POLICY, "content-type": HTML}
-            return Response(document, headers=headers)
-        base = request.scope[BASE]
+            return Response(document.replace(BASE_MARK.encode(), base.encode()), headers=headers)
         if name == "openapi" and base:
             servers = msgspec.json.encode({"servers": [{"url": base}]})
             document = servers[:-1] + b"," + document[1:]

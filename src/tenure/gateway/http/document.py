@@ -160,6 +160,9 @@ _WEBHOOK = {
 
 
 HTML = "text/html; charset=utf-8"
+BASE_MARK = "@base@"
+"""Stands in the page for the prefix under which the gateway is served."""
+
 _STYLE = """
 :root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}
@@ -177,7 +180,7 @@ POLICY = (
 
 
 def docs_page(document: Mapping[str, Any]) -> bytes:
-    """The OpenAPI document as an HTML page that needs no network."""
+    """The OpenAPI document as an HTML page that needs no network; it contains `BASE_MARK`."""
     parts = ["<h1>The API of this gateway</h1>", _access()]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -191,7 +194,7 @@ def docs_page(document: Mapping[str, Any]) -> bytes:
 
 def _access() -> str:
     return (
-        "<p>Machine-readable: <a href='openapi.json'>openapi.json</a>. "
+        f"<p>Machine-readable: <a href='{BASE_MARK}/openapi.json'>/openapi.json</a>. "
         "Send a key as <code>Authorization: Bearer tn_...</code> or <code>X-API-Key</code>; "
         "a gateway without keys is open to this machine only. "
         "Errors are <code>application/problem+json</code>; their codes are listed below.</p>"

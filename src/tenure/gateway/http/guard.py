@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 from fastapi.exceptions import RequestValidationError
@@ -151,7 +152,7 @@ class _Exchange:
     async def send_problem(self, problem: Problem) -> None:
         """Send the problem document as the response."""
         scope = self.scope
-        base = scope.get(BASE, scope.get("root_path", ""))
+        base = scope.get(BASE) or quote(scope.get("root_path", ""))
         body = problem.body(scope["path"], self.request_id.decode(), base)
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         headers += [(b"content-type", MEDIA), (b"content-length", b"%d" % len(body))]

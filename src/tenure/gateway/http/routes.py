@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from inspect import Parameter, Signature
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 from fastapi import Body, Security
@@ -89,9 +90,8 @@ class GatewayRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self.path
         own = self.path_format.format_map(scope["path_params"])
-        scope[BASE] = scope.get("root_path", "").rstrip("/") + get_route_path(scope).removesuffix(
-            own
-        )
+        base = scope.get("root_path", "").rstrip("/") + get_route_path(scope).removesuffix(own)
+        scope[BASE] = quote(base) if base else ""
         await self._guard(self._serve, scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,6 +147,9 @@ class Operation(APIRoute):
         if endpoint.right.scope:
             extra["x-scope"] = endpoint.right.scope
             extra["security"] = [{}]  # besides the keys: the anonymous local caller
+        if endpoint.example is not None:
+            content = {"application/json": {"example": endpoint.example}}
+            extra["requestBody"] = {"content": content}
         responses: dict[int | str, dict[str, Any]] = {status: _also(reply)}
         responses |= {each: _response(other) for each, other in others}
         for each in _problem_statuses(endpoint):
@@ -182,8 +185,7 @@ def _signed(endpoint: Endpoint) -> Callable[..., None]:
     described.__doc__ = None
     parameters = []
     if endpoint.takes is not None:
-        examples = {"usual": {"value": endpoint.example}} if endpoint.example is not None else None
-        body = Annotated[model_of(endpoint.takes), Body(openapi_examples=examples)]
+        body = Annotated[model_of(endpoint.takes), Body()]
         parameters.append(Parameter("body", Parameter.KEYWORD_ONLY, annotation=body))
     described.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return described

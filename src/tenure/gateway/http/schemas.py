@@ -52,7 +52,6 @@ def _model(kind: Any) -> type[BaseModel]:
         __config__=ConfigDict(
             extra="forbid" if strict else "ignore",
             json_schema_extra=_without_titles,
-            defer_build=True,
         ),
         __doc__=kind.__doc__,
         __module__=kind.__module__,
