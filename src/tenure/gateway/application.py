@@ -38,7 +38,13 @@ from tenure.gateway.http.body import read_body
 from tenure.gateway.http.document import BASE_MARK, HTML, POLICY, asyncapi_document, docs_page
 from tenure.gateway.http.guard import Guard, GuardMiddleware, raise_again
 from tenure.gateway.http.resource import Resource, RouteContext
-from tenure.gateway.http.routes import GatewayRoute, Operation, resource_route, rights_of
+from tenure.gateway.http.routes import (
+    GatewayRoute,
+    Operation,
+    replayed,
+    resource_route,
+    rights_of,
+)
 from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
 from tenure.gateway.limits import DepthLimit, RateLimit
@@ -305,7 +311,7 @@ class Gateway:
 
     async def _read_body(self, request: Request, bytes_max: int) -> bytes:
         headers = headers_of(request.scope)
-        return await read_body(request.receive, headers, bytes_max, self.settings.body_timeout_ms)
+        return await read_body(replayed(request), headers, bytes_max, self.settings.body_timeout_ms)
 
     async def _serve_document(self, request: Request) -> Response:
         name = request.scope["path"].rpartition("/")[2].removesuffix(".json")

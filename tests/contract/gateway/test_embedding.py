@@ -170,18 +170,21 @@ async def test_an_including_application_describes_the_operations_under_the_prefi
     assert body == {"$ref": "#/components/schemas/CreateJob"}
 
 
+class JobView(BaseModel):
+    mine: int
+
+
+class ProblemDocument(BaseModel):
+    mine: int
+
+
+class CreateJob(BaseModel):
+    mine: int
+
+
 async def test_an_application_may_use_names_of_the_gateways_shapes(
     settings: GatewaySettings,
 ) -> None:
-    class JobView(BaseModel):
-        mine: int
-
-    class ProblemDocument(BaseModel):
-        mine: int
-
-    class CreateJob(BaseModel):
-        mine: int
-
     app = included(settings)
 
     @app.post("/mine", responses={400: {"model": ProblemDocument}})

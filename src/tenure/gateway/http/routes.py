@@ -109,10 +109,10 @@ class _Raw(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, _replayed(self._request), send)
+        await self._app(scope, replayed(self._request), send)
 
 
-def _replayed(request: Request) -> Receive:
+def replayed(request: Request) -> Receive:
     """The messages of a request, from the first one even if a dependency has read the body."""
     body = getattr(request, "_body", None)
     if body is None:
