@@ -31,7 +31,9 @@ from tenure.gateway.http.guard import Guard
 from tenure.gateway.http.schemas import model_of
 from tenure.gateway.problems import CODES, Problem, ProblemDocument, title_of
 
+JSON = "application/json"
 PROBLEM = "application/problem+json"
+STREAM = "text/event-stream"
 _EVERYWHERE = (405, 500)
 _WITH_SCOPE = (401, 403, 429, 503)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
@@ -148,7 +150,7 @@ class Operation(APIRoute):
             extra["x-scope"] = endpoint.right.scope
             extra["security"] = [{}]  # besides the keys: the anonymous local caller
         if endpoint.example is not None:
-            content = {"application/json": {"example": endpoint.example}}
+            content = {JSON: {"example": endpoint.example}}
             extra["requestBody"] = {"content": content}
         responses: dict[int | str, dict[str, Any]] = {status: _also(reply)}
         responses |= {each: _response(other) for each, other in others}
@@ -156,7 +158,7 @@ class Operation(APIRoute):
             responses.setdefault(each, _problem(each))
         super().__init__(
             endpoint.path,
-            _signed(endpoint),
+            _signed(endpoint, reply),
             methods=[endpoint.method],
             operation_id=endpoint.operation,
             name=endpoint.operation,
@@ -165,7 +167,6 @@ class Operation(APIRoute):
             tags=[endpoint.tag],
             dependencies=_KEYS if endpoint.right.scope else [],
             status_code=status,
-            response_model=None if reply.shape in (None, str) else _json_model(reply),
             response_description=reply.description,
             response_class=_response_class(reply.media),
             responses=responses,
@@ -176,43 +177,43 @@ class Operation(APIRoute):
         return Match.NONE, {}
 
 
-def _signed(endpoint: Endpoint) -> Callable[..., None]:
-    """A function whose signature has the body of the endpoint."""
+def _signed(endpoint: Endpoint, reply: Reply) -> Callable[..., Any]:
+    """A function from the body to the response of an endpoint; it is never called."""
 
-    def described() -> None:
-        """It is never called."""
+    def answered() -> Any:
+        return None
 
-    described.__doc__ = None
     parameters = []
     if endpoint.takes is not None:
         body = Annotated[model_of(endpoint.takes), Body()]
         parameters.append(Parameter("body", Parameter.KEYWORD_ONLY, annotation=body))
-    described.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    return described
+    made: Any = answered
+    made.__signature__ = Signature(parameters, return_annotation=_model(reply))
+    return answered
 
 
 def _response_class(media: str) -> type[Response]:
-    if media == "application/json":
-        return JSONResponse
-    return type("Response", (Response,), {"media_type": media})
+    return JSONResponse if media == JSON else type("Text", (Response,), {"media_type": media})
 
 
-def _json_model(reply: Reply) -> Any:
-    # OpenAPI describes an event stream as text; its frames are in the AsyncAPI document.
-    return model_of(reply.shape) if reply.media == "application/json" else None
+def _model(reply: Reply) -> Any:
+    return model_of(reply.shape) if reply.media == JSON and reply.shape is not None else Response
 
 
 def _response(reply: Reply) -> dict[str, Any]:
-    model = _json_model(reply) if reply.shape not in (None, str) else None
     made = {"description": reply.description, **_also(reply)}
-    return made | ({"model": model} if model is not None else {})
+    return made | ({"model": _model(reply)} if _model(reply) is not Response else {})
 
 
 def _also(reply: Reply) -> dict[str, Any]:
-    """Headers and further media types of a reply."""
+    """Headers, further media types and events of a reply."""
     made: dict[str, Any] = {}
     if reply.also:
         made["content"] = {media: {"schema": {"type": "string"}} for media in reply.also}
+    if reply.media == STREAM:
+        # A stream is text to OpenAPI before 3.2, which has no schema of events.
+        made["model"] = model_of(reply.shape)
+        made["content"] = _Filed(STREAM, **{STREAM: _Filed("x-event-data")})
     if reply.headers:
         made["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
@@ -221,14 +222,18 @@ def _also(reply: Reply) -> dict[str, Any]:
     return made
 
 
-class _ProblemContent(dict[str, Any]):
-    """The content of an error response.
+class _Filed(dict[str, Any]):
+    """Content of a response. What FastAPI adds to it is filed under `place`.
 
-    FastAPI files the model of every response under the media type of the successful one.
+    FastAPI would file the model of every response under the media type of the successful one.
     """
 
+    def __init__(self, place: str, **given: Any) -> None:
+        super().__init__(given)
+        self._place = place
+
     def setdefault(self, key: str, default: Any = None) -> Any:
-        return super().setdefault(PROBLEM, default)
+        return super().setdefault(self._place, default)
 
 
 def _problem_statuses(endpoint: Endpoint) -> list[int]:
@@ -242,7 +247,7 @@ def _problem(status: int) -> dict[str, Any]:
     made: dict[str, Any] = {
         "description": f"{title_of(status)}: code {' or '.join(codes)}.",
         "model": model_of(ProblemDocument),
-        "content": _ProblemContent(),
+        "content": _Filed(PROBLEM),
     }
     if status in (429, 503):
         made["headers"] = _RETRY
