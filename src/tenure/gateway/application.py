@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -154,17 +154,31 @@ class Gateway:
         )
         exact: dict[str, ASGIApp] = {}
         if self._dependencies:
-            app.include_router(APIRouter(routes=self._routes), dependencies=self._dependencies)
+            app.include_router(
+                APIRouter(routes=self._routes + self._operation_routes),
+                dependencies=self._dependencies,
+            )
         else:
             app.router.routes.extend(self._routes)
             exact = _exact_paths(self._routes)
+            app.openapi = partial(self._openapi, app, app.openapi)  # type: ignore[method-assign]
         app.add_middleware(GuardMiddleware, guard=self._guard, exact=exact)
         app.state.gateway = self
         return app
 
     def router(self) -> APIRouter:
         """The routes, with the lifespan."""
-        return APIRouter(routes=self._routes, lifespan=self._lifespan)
+        return APIRouter(routes=self._routes + self._operation_routes, lifespan=self._lifespan)
+
+    @cached_property
+    def _operation_routes(self) -> list[BaseRoute]:
+        return [Operation(endpoint) for endpoint in self._described.values()]
+
+    def _openapi(self, app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The document of the application. Its models take half a second, so they are made late."""
+        if self._operation_routes[0] not in app.router.routes:
+            app.router.routes.extend(self._operation_routes)
+        return describe()
 
     async def check_safe(self) -> None:
         """Refuse to listen on the network without API keys and without single sign-on."""
@@ -233,7 +247,7 @@ class Gateway:
         for endpoint in (endpoint for endpoints, *_ in groups for endpoint in endpoints):
             # Of two queues of one contract the first is served.
             self._described.setdefault((endpoint.path, endpoint.method), endpoint)
-        return routes + [Operation(endpoint) for endpoint in self._described.values()]
+        return routes
 
     def _resource_routes(
         self,
@@ -336,7 +350,7 @@ class Gateway:
         if "app" in self.__dict__:
             document = self.app.openapi()  # with the routes that were added to it
         else:
-            document = get_openapi(**_ABOUT, routes=self._routes)
+            document = get_openapi(**_ABOUT, routes=self._operation_routes)
         return docs_page(document) if name == "docs" else msgspec.json.encode(document)
 
 
