@@ -21,7 +21,7 @@ ALLOWED = {
     ("cli/config.py", "streams"): "the contract of the queue that commands speak to by default",
     ("cli/keys.py", "streams"): "the quota of open event streams",
     ("core/registry.py", "streams+redis"): "the example in the answer to what is no queue URL",
-    ("gateway/application.py", "streams"): "the quota of open event streams",
+    ("gateway/http/guard.py", "streams"): "the quota of open event streams",
     ("gateway/http/routes.py", "streams"): "routes that keep to the streams of a key",
     ("pipeline/source/journal.py", "streams+redis"): "the example in an error message",
     ("pipeline/source/writing.py", "streams+redis"): "the example in an error message",

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure import __version__
 from tenure.core.endpoint import OPEN, Endpoint, Right, Submits
@@ -37,10 +37,10 @@ from tenure.gateway.feed import Feed
 from tenure.gateway.http.body import read_body
 from tenure.gateway.http.document import BASE_MARK, HTML, POLICY, asyncapi_document, docs_page
 from tenure.gateway.http.guard import Guard, GuardMiddleware, raise_again
+from tenure.gateway.http.openapi import Operation
 from tenure.gateway.http.resource import Resource, RouteContext
 from tenure.gateway.http.routes import (
     GatewayRoute,
-    Operation,
     replayed,
     resource_route,
     rights_of,
@@ -166,6 +166,25 @@ class Gateway:
         app.state.gateway = self
         return app
 
+    @property
+    def asgi(self) -> ASGIApp:
+        """The application for `tenure gateway`.
+
+        Paths without parameters skip the layers of FastAPI, which only middleware of an
+        application of the user's own needs.
+        """
+        app, guard = self.app, self._guard
+        exact = {} if self._dependencies else _exact_paths(self._routes)
+
+        async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+            resource = exact.get(scope.get("path", ""))
+            if resource is None or scope.get("root_path"):
+                await app(scope, receive, send)
+            else:
+                await guard(resource, scope, receive, send)
+
+        return asgi
+
     def router(self) -> APIRouter:
         """The routes, with the lifespan."""
         return APIRouter(routes=self._routes + self._operation_routes, lifespan=self._lifespan)
@@ -236,8 +255,8 @@ class Gateway:
         ]
         groups.append(([*self._operations.endpoints(), *self.dashboard.endpoints()], None, "", ""))
         routes: list[BaseRoute] = []
-        for endpoints, *serving in groups:
-            routes += self._resource_routes(context, endpoints, *serving)
+        for endpoints, feed, url, name in groups:
+            routes += self._resource_routes(context, endpoints, feed, url, name)
         routes += [
             self._page(route.path, route.endpoint, dict.fromkeys(_methods(route), right))
             for route, right in self.dashboard.declared
@@ -367,7 +386,8 @@ def _exact_paths(routes: Sequence[BaseRoute]) -> dict[str, ASGIApp]:
     """The resources of paths without parameters that are served at every address."""
     found: dict[str, ASGIApp] = {}
     for route in routes:
-        plain = isinstance(route, GatewayRoute) and not route.admin_only and "{" not in route.path
-        if plain and route.raw is not None:
+        if not isinstance(route, GatewayRoute) or route.raw is None or route.admin_only:
+            continue
+        if "{" not in route.path:
             found.setdefault(route.path, route.raw)
     return found

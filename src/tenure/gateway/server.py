@@ -70,7 +70,7 @@ async def serving(
             sockets.append(stack.enter_context(_bound_socket(*admin)))
             connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
-            gateway.app,
+            gateway.asgi,
             http=partial(ClientConnection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",

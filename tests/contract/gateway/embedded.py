@@ -21,7 +21,7 @@ async def served(app: Any, **options: Any) -> AsyncGenerator[str]:
     try:
         while not server.started:
             assert not running.done(), "the server did not start"
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a poll: uvicorn announces its start to nobody
         host, port = server.servers[0].sockets[0].getsockname()[:2]
         yield f"http://{host}:{port}"
     finally:
