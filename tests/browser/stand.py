@@ -23,6 +23,7 @@ from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
 from tenure.worker.worker import Worker
 from tests.contract.adapters import Servers, Stage, adapters, served_url
+from tests.contract.gateway.embedded import served
 
 T = TypeVar("T")
 
@@ -114,6 +115,10 @@ class Stand:
 
         self.run(start())
 
+    def serve(self, app: Any) -> str:
+        """Serve an application by plain uvicorn; returns its URL."""
+        return self.run(self._stack.enter_async_context(served(app)))
+
     def submit(self, contract: str, *jobs: NewJob) -> list[str]:
         async def submit() -> list[str]:
             queue = open_queue(served_url(self.stages[contract]))
@@ -161,5 +166,5 @@ class Stand:
         urls = tuple(served_url(stage) for stage in self.stages.values())
         made = GatewaySettings(queues=urls, **{"port": 0, **settings})
         self.gateway = await self._stack.enter_async_context(serving(made))
-        for contract, served in zip(self.stages, self.gateway.gateway.queues, strict=True):
-            self.names[contract] = served.name
+        for contract, queue in zip(self.stages, self.gateway.gateway.queues, strict=True):
+            self.names[contract] = queue.name

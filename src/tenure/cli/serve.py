@@ -34,6 +34,9 @@ from tenure.core.config import DEFAULT_CONTRACT, read_secret_file
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from tenure.gateway.settings import GatewaySettings
     from tenure.worker import Worker
     from tenure.worker.events import Notifier
 
@@ -405,41 +408,61 @@ def gateway_command(
     """
     config = load_config()
     urls = [*queue_urls, *([f"{DEFAULT_CONTRACT}+{redis_url}"] if redis_url else [])]
-    from tenure.core.registry import has_part
-
     try:
         from tenure.gateway.server import run
-        from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
 
     set_up_logs(config, log_level)
-    queues = tuple(config.texts("gateway.queues", tuple(urls)) or [config.text("queue_url")])
-    settings = GatewaySettings(
-        queues=queues,
+    settings = gateway_settings(
+        config,
+        queues=tuple(urls),
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         admin_address=config.text("gateway.admin_address", admin_address),
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
-        ttl_s=_ttl_s(config),
-        route_options=_route_options(config)
-        if any(has_part(url, "credentials") for url in queues)
-        else {},
-        redact=tuple(config.texts("gateway.redact")),
-        audit_keep=config.integer("gateway.audit_keep"),
-        trace_url=config.text("gateway.trace_url"),
-        lake=config.text("gateway.lake"),
         trusted_proxies=tuple(config.texts("gateway.trusted_proxies", trusted_proxies)),
         sso_groups=tuple(config.texts("gateway.sso_groups", sso_groups)),
-        sso_user_header=config.text("gateway.sso_user_header"),
-        sso_groups_header=config.text("gateway.sso_groups_header"),
-        **_limits(config),
     )
     address, watchdog_ms = notify_address()
     # A thread that parses a large body must yield to the event loop soon.
     sys.setswitchinterval(0.001)
     run(settings, notify_socket=address, watchdog_ms=watchdog_ms)
+
+
+def gateway_settings(
+    config: Config, *, queues: tuple[str, ...] = (), **given: Any
+) -> GatewaySettings:
+    """The settings of a gateway; `queues` and `given` win over the configuration."""
+    from tenure.core.registry import has_part
+    from tenure.gateway.settings import GatewaySettings
+
+    urls = tuple(config.texts("gateway.queues", queues) or [config.text("queue_url")])
+    credentials = any(has_part(url, "credentials") for url in urls)
+    configured: dict[str, Any] = {
+        "host": config.text("gateway.host"),
+        "port": config.integer("gateway.port"),
+        "ttl_s": _ttl_s(config),
+        "route_options": _route_options(config) if credentials else {},
+        "redact": tuple(config.texts("gateway.redact")),
+        "audit_keep": config.integer("gateway.audit_keep"),
+        "trace_url": config.text("gateway.trace_url"),
+        "lake": config.text("gateway.lake"),
+        "trusted_proxies": tuple(config.texts("gateway.trusted_proxies")),
+        "sso_groups": tuple(config.texts("gateway.sso_groups")),
+        "sso_user_header": config.text("gateway.sso_user_header"),
+        "sso_groups_header": config.text("gateway.sso_groups_header"),
+        **_limits(config),
+    }
+    return GatewaySettings(queues=urls, **configured | given)
+
+
+def gateway_app() -> FastAPI:
+    """The application `tenure.gateway:app`."""
+    from tenure.gateway.application import create_app
+
+    return create_app(gateway_settings(load_config()))
 
 
 def _ttl_s(config: Config) -> int:

@@ -3,8 +3,8 @@
 A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`, or its name in tenure.toml. The word
 before the first `+` (or before `://`) names the contract, the rest is the store's address. A
 contract of ours is a folder under `tenure.contracts` whose `CONTRACT` describes it. One in a
-package of its own is an entry point of the group `tenure.contracts` that names a `Contract`. Nothing else
-registers a contract.
+package of its own is an entry point of the group `tenure.contracts` that names a
+`Contract`. Nothing else registers a contract.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ from tenure.dashboard.watch import Figures, JournalWatch
 T = TypeVar("T")
 
 ROUTE = "tenure.route"  # scope key: the path template, for the metrics
+BASE = "tenure.base"  # scope key: the prefix under which an application serves the gateway
 _CATCH_UP_S = 2.0
 _SEARCHES_MAX = 8
 _WITH_BODY = (400, 404, 413, 415, 422)

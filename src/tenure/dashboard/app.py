@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import structlog
@@ -32,7 +32,6 @@ from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
 from tenure.dashboard.api import (
-    ROUTE,
     Api,
     SearchLimit,
     run_while_connected,
@@ -40,7 +39,7 @@ from tenure.dashboard.api import (
 )
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.finder import JobFinder
-from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
+from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, base_of, with_params
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import QueueWarning, outboxes
@@ -183,7 +182,7 @@ class Dashboard:
             store_warnings=store_warnings,
         )
         self._forms = _Forms(queues, self.actions, self._notices, redaction)
-        self._routes = self._declare_routes()
+        self.declared = self._declare_routes()
 
     def endpoints(self) -> list[Endpoint]:
         """The endpoints of /api."""
@@ -201,14 +200,10 @@ class Dashboard:
 
     def routes(self) -> list[Route]:
         """Pages, forms and static files."""
-        return [route for route, _ in self._routes]
-
-    @property
-    def rights(self) -> dict[str, Right]:
-        """The right that each of these routes requires, by path."""
-        return {route.path: right for route, right in self._routes}
+        return [route for route, _ in self.declared]
 
     def _declare_routes(self) -> list[tuple[Route, Right]]:
+        """Each route with the right that it requires."""
         pages = [
             (Route(path, self._page(path, handle)), _READ)
             for path, handle in self._pages.handlers().items()
@@ -216,7 +211,7 @@ class Dashboard:
         forms = []
         for path, (does, act) in self._forms.handlers().items():
             right = Right("admin", "all", does=does, audit="handler")
-            forms.append((Route(path, self._form(path, act, right), methods=["POST"]), right))
+            forms.append((Route(path, self._form(act, right), methods=["POST"]), right))
         return [
             (Route("/live", self._serve_live), _READ),
             (Route("/login", self._login, methods=["GET", "POST"]), _SIGN_IN),
@@ -232,7 +227,6 @@ class Dashboard:
                 return _HeldResponse(await render(request, slot), slot.pop_all())
 
         async def render(request: Request, slot: ExitStack) -> Response:
-            request.scope[ROUTE] = path
             admitted: PageRequest | None = None
             try:
                 found = await self._admit(request, _READ)
@@ -252,13 +246,12 @@ class Dashboard:
                 page = _problem(
                     429 if isinstance(error, Refused) else 409, "Not possible", str(error)
                 )
-            return self._render(admitted, page)
+            return self._render(request, admitted, page)
 
         return endpoint
 
-    def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
+    def _form(self, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
-            request.scope[ROUTE] = path
             admitted = await self._admit(request, right)
             if isinstance(admitted, Response):
                 return admitted
@@ -268,7 +261,7 @@ class Dashboard:
             try:
                 target = await act(replace(admitted, form=form))
             except TenureError as error:
-                back = local_path(dict(form).get("next", ""), "/")
+                back = local_path(dict(form).get("next", ""), admitted.base + "/")
                 target = self._notices.leave(back, f"Not done: {error}")
             return RedirectResponse(target, 303)
 
@@ -279,16 +272,16 @@ class Dashboard:
         if caller is None:
             query = request.scope["query_string"].decode("latin-1")
             here = _path_of(request) + (f"?{query}" if query else "")
-            back = here if request.method == "GET" else "/"
-            return RedirectResponse(with_params("/login", next=back), 303)
+            base = base_of(request)
+            back = here if request.method == "GET" else f"{base}/"
+            return RedirectResponse(with_params(f"{base}/login", next=back), 303)
         admitted = PageRequest(request, caller)
         refusal = right.refusal(caller)
         if refusal:
-            return self._render(admitted, _problem(403, "Not for this key", refusal))
+            return self._render(request, admitted, _problem(403, "Not for this key", refusal))
         return admitted
 
     async def _serve_live(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/live"
         caller = await self._auth.caller(request)
         if caller is None:
             return Response(status_code=401)
@@ -306,28 +299,30 @@ class Dashboard:
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/login"
+        home = base_of(request) + "/"
         if request.method == "GET":
-            back = local_path(str(request.query_params.get("next", "/")), "/")
-            return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
+            back = local_path(str(request.query_params.get("next", "")), home)
+            page = Page("login.html", {"title": "Sign in", "next": back})
+            return self._render(request, None, page)
         form = dict(_read_fields(request, await self._read_body(request, _LOGIN_BYTES_MAX)))
         cookie = await self._auth.sign_in(form.get("key", "").strip(), request)
-        target = local_path(form.get("next", "/"), "/")
+        target = local_path(form.get("next", ""), home)
         if cookie is None:
             values = {"title": "Sign in", "next": target, "wrong": True}
-            return self._render(None, Page("login.html", values, status=401))
+            return self._render(request, None, Page("login.html", values, status=401))
         return RedirectResponse(target, 303, headers={"set-cookie": cookie})
 
     async def _logout(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/logout"
         cookie = await self._auth.sign_out(request)
-        return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
+        return RedirectResponse(f"{base_of(request)}/login", 303, headers={"set-cookie": cookie})
 
-    def _render(self, admitted: PageRequest | None, page: Page) -> Response:
+    def _render(self, request: Request, admitted: PageRequest | None, page: Page) -> Response:
+        base = base_of(request)
         values: dict[str, Any] = {
+            "base": base,
             "wrong": False,
             "now_ms": display.now_ms(),
-            "path": admitted.request.scope["path"] if admitted else "/login",
+            "path": request.scope["path"].removeprefix(unquote(base)),
             "here": _here(admitted),
             "may_act": bool(admitted and admitted.may_act),
             "who": admitted.who if admitted else "",
@@ -361,9 +356,8 @@ class _HeldResponse(Response):
 
 
 async def _static(request: Request) -> Response:
-    request.scope[ROUTE] = "/static"
     asset = assets().get(request.path_params["name"])
-    if asset is None or asset.path != request.scope["path"]:
+    if asset is None or asset.path != "/static/{digest}/{name}".format(**request.path_params):
         return Response(status_code=404)
     headers = {"cache-control": _CACHE_FOR_EVER, "content-type": asset.media}
     return Response(asset.content, headers=headers)
@@ -375,15 +369,19 @@ def _problem(status: int, title: str, text: str) -> Page:
 
 def _here(admitted: PageRequest | None) -> str:
     """The address of the page without its notice, for forms that return to it."""
-    if admitted is None or admitted.request.method != "GET":
+    if admitted is None:
         return "/"
+    if admitted.request.method != "GET":
+        return f"{admitted.base}/"
     params = {k: v for k, v in admitted.request.query_params.multi_items() if k != "n"}
     return with_params(_path_of(admitted.request), **params)
 
 
 def _path_of(request: Request) -> str:
     """The path as the client sent it, independent of the Host header."""
-    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
+    path = str(request.scope.get("raw_path", b"/").decode("latin-1"))
+    root = request.scope.get("root_path", "")
+    return path if path.startswith(root) else root + path  # a proxy may strip the root path
 
 
 def local_path(text: str, default: str) -> str:
@@ -458,16 +456,18 @@ class _Forms:
             answers.update(await self._actions.act(request.who, verb, queue, job_ids))
         removed_itself = verb == "remove" and request.field("gone") and answers["ok"]
         back = request.field("gone") if removed_itself else request.field("next")
-        return self._notices.leave(local_path(back, "/jobs"), _summary(verb, answers))
+        return self._notices.leave(
+            local_path(back, f"{request.base}/jobs"), _summary(verb, answers)
+        )
 
     async def _bulk(self, request: PageRequest) -> str:
         search, verb = parse_now(request.field("q")), _verb(request.field("verb"))
         bulk = await self._actions.begin(request.who, verb, search)
-        return f"/bulk/{bulk.id}"
+        return f"{request.base}/bulk/{bulk.id}"
 
     async def _bulk_stop(self, request: PageRequest) -> str:
         bulk = await self._actions.stop(request.who, request.field("bulk"))
-        return f"/bulk/{bulk.id}"
+        return f"{request.base}/bulk/{bulk.id}"
 
     async def _queue(self, request: PageRequest) -> str:
         verb, name = request.field("verb"), request.field("queue")
@@ -476,7 +476,7 @@ class _Forms:
                 f"{verb!r} is not an action on a queue; the actions are pause and resume"
             )
         await self._actions.steer(request.who, "pause" if verb == "pause" else "resume", name)
-        back = local_path(request.field("next"), "/queues")
+        back = local_path(request.field("next"), f"{request.base}/queues")
         return self._notices.leave(back, f"{name} is {verb}d.")
 
     async def _redeliver(self, request: PageRequest) -> str:
@@ -484,7 +484,7 @@ class _Forms:
         if not chosen:
             raise UsageError("no event is selected: tick some first")
         answers = await self._actions.redeliver(request.who, request.field("queue"), chosen)
-        back = local_path(request.field("next"), "/outbox")
+        back = local_path(request.field("next"), f"{request.base}/outbox")
         return self._notices.leave(back, _summary("redeliver", Counter(answers)))
 
     async def _submit(self, request: PageRequest) -> str:
@@ -495,7 +495,8 @@ class _Forms:
             requester=request.caller.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job)
-        return self._notices.leave(display.job_path(queue, submitted.job_id), "Submitted.")
+        path = request.base + display.job_path(queue, submitted.job_id)
+        return self._notices.leave(path, "Submitted.")
 
     async def _replay(self, request: PageRequest) -> str:
         """Submit a copy of a job with the edited payload."""
@@ -521,7 +522,7 @@ class _Forms:
             requester=old.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job, why=f"replay {job_id}")
-        path = display.job_path(queue, submitted.job_id)
+        path = request.base + display.job_path(queue, submitted.job_id)
         return self._notices.leave(path, f"Replay of {job_id}.")
 
 

@@ -22,6 +22,7 @@ from tenure.core.redaction import Redaction
 from tenure.core.registry import find_contract
 from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
+from tenure.dashboard.api import BASE
 from tenure.dashboard.charts import Timeline, heat_map, read_history, sparkline, timeline
 from tenure.dashboard.display import (
     brief_of,
@@ -92,9 +93,15 @@ class PageRequest:
         return str(self.request.query_params.get(name, default))
 
     @property
+    def base(self) -> str:
+        """The prefix under which an application serves the gateway."""
+        return base_of(self.request)
+
+    @property
     def base_url(self) -> str:
         """The address of this gateway as the client sees it."""
-        return str(self.request.base_url).rstrip("/")
+        url = self.request.url
+        return f"{url.scheme}://{url.netloc}{self.base}"
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -116,6 +123,11 @@ class SubmitExample(msgspec.Struct, frozen=True):
 
 
 PageHandler: TypeAlias = Callable[[PageRequest], Coroutine[Any, Any, Page]]
+
+
+def base_of(request: Request) -> str:
+    """The prefix under which an application serves the gateway, "" for none."""
+    return str(request.scope.get(BASE, ""))
 
 
 def with_params(path: str, **params: Any) -> str:

@@ -38,7 +38,7 @@ from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
 from tenure.dashboard.views import QueueWarning
 from tenure.gateway.feed import Feed
-from tenure.gateway.http.dispatch import Bytes
+from tenure.gateway.http.resource import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
 from tenure.gateway.problems import Problem

@@ -19,7 +19,7 @@ import structlog
 import uvicorn
 
 from tenure.core.errors import UsageError
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.http.connections import ClientConnection, Connections
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
@@ -70,7 +70,7 @@ async def serving(
             sockets.append(stack.enter_context(_bound_socket(*admin)))
             connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
-            gateway,
+            gateway.asgi,
             http=partial(ClientConnection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",

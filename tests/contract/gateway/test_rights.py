@@ -31,8 +31,8 @@ from tenure.core.registry import open_queue
 from tenure.dashboard.app import assets
 from tenure.dashboard.audit import AuditEntry
 from tenure.dashboard.search import parse
-from tenure.gateway.app import Gateway
-from tenure.gateway.http.dispatch import rights_of
+from tenure.gateway.application import Gateway
+from tenure.gateway.http.routes import rights_of
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
@@ -323,7 +323,7 @@ def test_a_route_without_a_declared_right_keeps_the_gateway_from_starting() -> N
     async def page(request: Any) -> None: ...
 
     with pytest.raises(UsageError, match="declares no right"):
-        rights_of([Route("/new", page)], {"/": Right("observe", "all")})
+        rights_of([Route("/new", page)])
 
 
 async def test_every_mounted_route_is_walked_and_what_writes_says_so(town: Town) -> None:

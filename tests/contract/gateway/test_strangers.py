@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings

@@ -58,7 +58,7 @@ async def look():
 asyncio.run(look())
 """
 GATEWAY = """
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.settings import GatewaySettings
 Gateway(GatewaySettings(queues=("memory://",)))
 tell()

@@ -289,7 +289,7 @@ def _refusal(url: str, path: str, status: int, raw: bytes) -> StoreError | Usage
     try:
         problem = msgspec.json.decode(raw)
         detail, code = problem.get("detail", ""), problem.get("code", "")
-        ours = bool(code) and problem.get("type") == f"/docs#{code}"
+        ours = bool(code) and str(problem.get("type")).endswith(f"/docs#{code}")
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
         detail, code, ours = raw[:200].decode(errors="replace"), "", False
     kind: type[StoreError | UsageError] = ServerError

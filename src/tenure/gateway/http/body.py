@@ -1,7 +1,7 @@
-"""One path as an ASGI application: authenticate, limit, read the body, call the handler, answer.
+"""The bodies of requests: read within limits of size and time, and decoded.
 
-Endpoints are called without a web framework, for speed. The size of a body is counted while it
-arrives, so that neither a false Content-Length nor a chunked upload can fill the memory.
+The size of a body is counted while it arrives, so that neither a false Content-Length nor a chunked
+upload can fill the memory.
 """
 
 from __future__ import annotations
@@ -10,31 +10,20 @@ import asyncio
 import gc
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any, get_args, get_type_hints
-from urllib.parse import parse_qsl
 
 import msgspec
-import structlog
 from msgspec import inspect
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from tenure.core.encoding import INTEGER_MAX, json_fault
-from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow, Right
-from tenure.core.errors import ReplyLost, UsageError
-from tenure.dashboard.api import ROUTE, SearchLimit, run_while_connected, until_disconnected
-from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
-from tenure.gateway.auth import Auth, headers_of
-from tenure.gateway.feed import Feed
-from tenure.gateway.limits import Quota, RateLimit, raised_by
+from tenure.dashboard.api import run_while_connected
+from tenure.gateway.limits import raised_by
 from tenure.gateway.problems import Problem
-from tenure.gateway.settings import GatewaySettings
-from tenure.gateway.sse import Streamer
 
 _LARGE = 64 * 1024
 _IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
@@ -42,211 +31,9 @@ _WAITING_MAX = 16
 _ALL_MAX = 256
 _FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
-_log = structlog.get_logger("tenure.audit")
-
-_JSON = b"application/json"
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-_RIGHTS_PAGE = """# The right that each route asks for
-
-Made by `tenure api rights` from what the routes declare, which is what the gateway enforces.
-[What the words mean](http.md#rights).
-
-| route | scope | whose | changes | audit log | |
-|---|---|---|---|---|---|
-"""
-_ONCE_A_DAY = Quota(rate_per_s=1 / 86_400, rate_burst=1)
-_AUDIT = {"call": "always", "handler": "always"}
-
-
-class Bytes(msgspec.Struct, frozen=True):
-    """A response body that is not JSON, with its media type."""
-
-    data: bytes
-    media: str
-
-
-class RouteContext:
-    """What all routes share."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        auth: Auth,
-        streamer: Streamer,
-        rate: RateLimit,
-        audit: AuditLog,
-        searches: SearchLimit,
-    ) -> None:
-        self.settings = settings
-        self.auth = auth
-        self.streamer = streamer
-        self.rate = rate
-        self.audit = audit
-        self.searches = searches
-        # Actions of a key on its own objects fill at most a hundredth of the audit log per day.
-        # Without this limit, one tenant could have the entries of administrators pruned.
-        share = max(1, settings.audit_keep // 100)
-        self.own_share = Quota(rate_per_s=share / 86_400, rate_burst=share)
-        self.own_acts = RateLimit()
-        self.share_log = RateLimit()
-
-
-class Resource:
-    """All methods of one path."""
-
-    def __init__(
-        self,
-        context: RouteContext,
-        path: str,
-        endpoints: Sequence[Endpoint],
-        feed: Feed | None = None,
-        queue_url: str = "",
-        queue: str = "",
-    ) -> None:
-        self._context = context
-        self._path = path
-        self._feed = feed
-        self._queue_url = queue_url
-        self._queue = queue
-        self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
-        self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
-        if "GET" in self._endpoints:
-            self._endpoints.setdefault("HEAD", self._endpoints["GET"])
-        self._allow = ", ".join(sorted(self._endpoints))
-        self._decoders = {
-            endpoint.method: msgspec.json.Decoder(endpoint.takes)
-            for endpoint in endpoints
-            if endpoint.takes is not None
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ROUTE] = self._path
-        endpoint = self._endpoints.get(scope["method"])
-        if endpoint is None:
-            raise Problem("method", headers=(("allow", self._allow),))
-        headers = headers_of(scope)
-        context = self._context
-        caller = await self._admit(endpoint, scope, headers)
-        right = endpoint.right
-        quota = context.auth.quota(caller.requester)
-        # Probes, scrapers and workers belong to the operator and have no rate limit.
-        if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
-            context.rate.take(caller.requester, quota)
-        call = Call(
-            caller=caller,
-            right=right,
-            path=scope.get("path_params", {}),
-            query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers, caller),
-            headers=headers,
-            gone=partial(until_disconnected, receive),
-        )
-        work = self._change(endpoint, call) if right.does else endpoint.handle(call)
-        if endpoint.is_search:
-            work = context.searches.run(caller.who, call.gone, work)
-        answer = await work
-        if isinstance(answer, Answer):
-            await _send_answer(answer, send)
-        elif self._feed is not None:
-            await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
-
-    async def _admit(self, endpoint: Endpoint, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        right = endpoint.right
-        if not right.scope:
-            return Caller()
-        caller = await self._context.auth.admit(
-            scope, headers, queue_url=self._queue_url, acts=bool(right.does)
-        )
-        refusal = right.refusal(caller)
-        if refusal:
-            raise Problem("scope", refusal)
-        return caller
-
-    async def _change(self, endpoint: Endpoint, call: Call) -> Answer | Follow:
-        """Handle a call that changes something, and write its entry in the audit log."""
-        if call.right.audit == "call":
-            await self._context.audit.check()
-        try:
-            answer = await endpoint.handle(call)
-        except ReplyLost:  # the change may have been made
-            await self._record(call, LOST)
-            raise
-        await self._record(call, "ok")
-        return answer
-
-    async def _record(self, call: Call, outcome: str) -> None:
-        caller, right = call.caller, call.right
-        foreign = any(not caller.owns(owner) for owner, _ in call.touched)
-        if right.audit != "call" and not (right.audit == "others" and foreign):
-            return
-        ids = list(dict.fromkeys(object_id for _, object_id in call.touched if object_id))
-        if not foreign and not caller.may("admin"):
-            try:
-                self._context.own_acts.take(caller.who, self._context.own_share)
-            except Problem:
-                fields = {"action": right.does, "queue": self._queue, "ids": ids[:IDS_MAX]}
-                with suppress(Problem):  # one line per key and day: the log is bounded too
-                    self._context.share_log.take(caller.who, _ONCE_A_DAY)
-                    _log.info("action_beyond_share", who=caller.who, outcome=outcome, **fields)
-                return
-        await self._context.audit.record(
-            caller.who,
-            right.does,
-            queue=self._queue,
-            ids=ids,
-            whose=[owner for owner, _ in call.touched] or [caller.requester],
-            outcome=outcome,
-        )
-
-    async def _body(
-        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], caller: Caller
-    ) -> Any:
-        decoder = self._decoders.get(endpoint.method)
-        if decoder is None:
-            return None
-        settings = self._context.settings
-        _check_media(headers)
-        quota = self._context.auth.quota(caller.requester)
-        bytes_max = settings.body_limit(endpoint.bytes_max, quota)
-        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        works = endpoint.right.scope == "jobs:work"
-        gone = partial(until_disconnected, receive)
-        return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
-
-
-def _query(endpoint: Endpoint, scope: Scope) -> Any:
-    if endpoint.asks is None:
-        return None
-    raw: bytes = scope["query_string"]
-    pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True) if raw else []
-    try:
-        return msgspec.convert(dict(pairs), endpoint.asks, strict=False)
-    except msgspec.ValidationError as error:
-        for name, text in pairs:
-            if _is_beyond(text):
-                raise Problem(
-                    "bad_number", f"{name} is a number that 64 bits do not hold"
-                ) from None
-        raise invalid(error, endpoint.asks) from None
-
-
-async def _send_answer(answer: Answer, send: Send) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
-    body = b""
-    if isinstance(answer.body, Bytes):
-        body = answer.body.data
-        headers.append((b"content-type", answer.body.media.encode()))
-    elif answer.body is not None:
-        body = _encode(answer.body)
-        headers.append((b"content-type", _JSON))
-    if answer.status != 204:
-        headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def read_body(
@@ -332,7 +119,7 @@ def _too_large(bytes_max: int) -> Problem:
     return Problem("too_large", detail, headers=(("connection", "close"),), limit_bytes=bytes_max)
 
 
-def _check_media(headers: Mapping[str, str]) -> None:
+def check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
@@ -469,15 +256,6 @@ def _outline(decoder: msgspec.json.Decoder[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Outline", fields))
 
 
-def _is_beyond(text: str) -> bool:
-    """Whether a query parameter is a number that 64 bits do not hold.
-
-    >>> [_is_beyond(text) for text in ("500", "9223372036854775808", "1e400", "abc", "-1e19")]
-    [False, True, True, False, True]
-    """
-    return bool(_NUMBER.fullmatch(text)) and not abs(float(text)) < INTEGER_MAX
-
-
 def _typed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """Decode. 16.0 is an integer to JSON Schema, and some languages write integers like that."""
     try:
@@ -546,41 +324,3 @@ def _literals(kind: Any) -> list[str]:
         for part in get_args(kind)
         for value in ([part] if isinstance(part, str) else _literals(part))
     ]
-
-
-def rights_of(routes: Iterable[BaseRoute], pages: Mapping[str, Right]) -> dict[str, Right]:
-    """The right of every `METHOD /path`; `pages` has those of routes that are not endpoints."""
-    found: dict[str, Right] = {}
-    for route in routes:
-        if isinstance(route, Route) and isinstance(route.app, Resource):
-            found |= {f"{method} {route.path}": it for method, it in route.app.rights.items()}
-        elif isinstance(route, Route) and route.path in pages:
-            methods = sorted((route.methods or set()) - {"HEAD"})
-            found |= {f"{method} {route.path}": pages[route.path] for method in methods}
-        else:
-            raise UsageError(f"{route!r} declares no right; every route names scope and owner")
-    return found
-
-
-def rights_page(rights: Mapping[str, Right]) -> str:
-    """The page docs/reference/rights.md."""
-    rows = [_row(route, rights[route]) for route in sorted(rights, key=_by_path)]
-    return _RIGHTS_PAGE + "\n".join(rows)
-
-
-def _by_path(route: str) -> tuple[str, ...]:
-    method, _, path = route.partition(" ")
-    return path, method
-
-
-def _row(route: str, right: Right) -> str:
-    acts = right.does and not route.startswith("GET ")
-    cells = (
-        f"`{route}`",
-        f"`{right.scope}`" if right.scope else "open",
-        right.whose,
-        right.does if acts else "",
-        _AUDIT.get(right.audit, right.audit) if acts else "",
-        "streams" if right.streams else "",
-    )
-    return f"| {' | '.join(cells)} |"
