@@ -29,14 +29,15 @@ hypothesis.settings.load_profile("tenure")
 
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
-# browser, a whole `tenure up`, the built documentation, the syntax trees of all files. Each goes
-# to one process, and before all the others.
+# browser, a whole `tenure up`, an environment of the lowest versions, the built documentation, the
+# syntax trees of all files. Each goes to one process, and before all the others.
 ONE_PROCESS = (
     "tests/spark/",
     "tests/browser/test_actions.py",
     "tests/browser/test_conduct.py",
     "tests/browser/test_pages.py",
     "tests/contract/cli/test_up_at_work.py",
+    "tests/interop/lowest/",
     "tests/tidy/test_clauses.py",
     "tests/tidy/test_site.py",
     "tests/tidy/test_structure.py",
