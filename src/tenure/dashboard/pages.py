@@ -46,6 +46,7 @@ from tenure.dashboard.views import (
     job_row,
     outboxes,
     overdue,
+    schedules,
     waiting_spread,
     warnings,
     workers,
@@ -268,7 +269,8 @@ class Pages:
             {**self._queue_row(queue), "spread": spread}
             for queue, spread in zip(self._queues, spreads, strict=True)
         ]
-        return Page("queues.html", {"title": "Queues", "queues": rows})
+        stored = await schedules(self._queues)
+        return Page("queues.html", {"title": "Queues", "queues": rows, "schedules": stored})
 
     async def _workers(self, request: PageRequest) -> Page:
         await self._watch.sample()

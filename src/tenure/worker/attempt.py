@@ -29,6 +29,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
 from tenure.worker.claim import Context, Source
+from tenure.worker.flows import continued
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
@@ -173,6 +174,8 @@ class Executor:
                 outcome = completed_outcome(
                     attempt.lease, value, partial(attempt.source.report, attempt)
                 )
+            if outcome is not None and outcome.kind == "complete" and "@" in attempt.lease.job_id:
+                outcome = await continued(attempt, outcome)
         except GeneratorExit:  # the loop is being torn down
             raise
         except BaseException as error:
@@ -216,7 +219,7 @@ class Executor:
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
-        if outcome.until == "children" and attempt.source.features.children is None:
+        if outcome.until == "children" and not attempt.source.features.parks:
             outcome = no_children_outcome(attempt.lease)
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)

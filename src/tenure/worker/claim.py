@@ -18,7 +18,8 @@ from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
-from tenure.worker.job import Attempt, Ending
+from tenure.worker.flows import submit_call
+from tenure.worker.job import AskVerb, Attempt, Ending
 from tenure.worker.settle import (
     Backoff,
     Entry,
@@ -290,11 +291,13 @@ class Source:
         self.attempts.pop(attempt, None)
         attempt.job = None  # breaks the reference cycle, so that both are freed at once
 
-    async def children(self, job_id: str) -> Any:
-        """What the children of a job left, in the words of the contract."""
-        if self.features.children is None:
-            raise UsageError(f"jobs of {self.name} have no children")
-        return await self.features.children(job_id)
+    async def ask(self, attempt: Attempt, verb: AskVerb, argument: bytes) -> Any:
+        """What a running job asks of its queue."""
+        if verb == "submit":
+            return await submit_call(attempt, argument)
+        if self.features.flows is None:
+            raise UsageError(f"jobs of {self.name} wait for no others, so they have no children")
+        return await self.features.flows.children(attempt.lease)
 
     # outcomes and reports -----------------------------------------------------------------------
 

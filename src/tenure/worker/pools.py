@@ -30,13 +30,22 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.errors import LeaseLost, StoreError, TenureError
+from tenure.core.errors import (
+    Conflict,
+    InvalidJob,
+    LeaseLost,
+    QueueFull,
+    StoreError,
+    TenureError,
+    UsageError,
+)
+from tenure.core.job import Children
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, OutcomeKind, Until
 from tenure.core.process import popen, signal_group
 from tenure.core.retry import RetryPolicy, judge
 from tenure.worker.config import Capacity
-from tenure.worker.job import WRITTEN, Attempt, Job, current_job
+from tenure.worker.job import WRITTEN, AskVerb, Attempt, Job, current_job
 from tenure.worker.settle import ProcessDied, completed_outcome
 from tenure.worker.task import Handler, Task, is_child
 
@@ -138,6 +147,21 @@ class _Reported(msgspec.Struct, frozen=True, tag=True):
     report: Report
 
 
+class _Asked(msgspec.Struct, frozen=True, tag=True):
+    """What the handler asks of the queue; see `Job`."""
+
+    verb: AskVerb
+    argument: bytes
+
+
+class _Answered(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `_Asked`, as JSON, or the name and text of the error to raise."""
+
+    value: bytes = b"null"
+    error: str = ""
+    text: str = ""
+
+
 class _Ended(msgspec.Struct, frozen=True, tag=True):
     """The outcome, judged in the child, where the exception is."""
 
@@ -148,12 +172,18 @@ class _Ended(msgspec.Struct, frozen=True, tag=True):
     until: Until = ""
 
 
-_ToChild = _Call | _Written
-_FromChild = _Begun | _Reported | _Ended
+_ToChild = _Call | _Written | _Answered
+_FromChild = _Begun | _Reported | _Asked | _Ended
 
 _encoder = msgspec.msgpack.Encoder()
 _read_to_child = msgspec.msgpack.Decoder(_ToChild).decode
 _read_from_child = msgspec.msgpack.Decoder(_FromChild).decode
+
+
+# The errors that a submit raises; others come as a `StoreError`.
+_RAISED: dict[str, type[TenureError]] = {
+    each.__name__: each for each in (Conflict, InvalidJob, QueueFull, UsageError)
+}
 
 
 def _framed(message: _ToChild | _FromChild) -> bytes:
@@ -205,6 +235,16 @@ class _Wire:
             raise StoreError(answer.refused, operation="report")
         return WRITTEN
 
+    async def ask(self, attempt: Attempt, verb: AskVerb, argument: bytes) -> Any:
+        self.send(_Asked(verb, argument))
+        answer = self.messages.get()
+        if not isinstance(answer, _Answered):
+            raise StoreError("the worker gave no answer", operation=verb)
+        if answer.error:
+            raise _RAISED.get(answer.error, StoreError)(answer.text)
+        kind = Children if verb == "children" else str
+        return msgspec.json.decode(answer.value, type=kind)
+
     def _listen(self) -> None:
         stream = self._socket.makefile("rb")
         while header := stream.read(_HEADER.size):
@@ -215,7 +255,8 @@ class _Wire:
 
 def _run_handler(call: _Call, wire: _Wire) -> Outcome:
     attempt = Attempt(call.lease, float("inf"), time.monotonic())
-    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=json.loads(call.opts))
+    opts = json.loads(call.opts)
+    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=opts, _ask=wire.ask)
     current_job.set(job)
     try:
         handler = _find_handler(*call.where)
@@ -398,8 +439,17 @@ async def _follow_child(
                     child.send(_Written(refused=str(error)))
                 else:
                     child.send(_Written())
+            case _Asked(verb, argument):
+                child.send(await _answered(attempt, verb, argument))
             case _Ended(kind, result, failure, delay_ms, until):
                 return Outcome(attempt.lease, kind, result, failure, delay_ms, until)
+
+
+async def _answered(attempt: Attempt, verb: AskVerb, argument: bytes) -> _Answered:
+    try:
+        return _Answered(msgspec.json.encode(await attempt.source.ask(attempt, verb, argument)))
+    except Exception as error:
+        return _Answered(error=type(error).__name__, text=str(error))
 
 
 class HandlerPools:

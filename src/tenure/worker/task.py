@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
+import msgspec
+
 from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError
+from tenure.core.job import Schedule
 from tenure.core.portable import SubmitOptions
 from tenure.core.retry import RetryPolicy
 from tenure.worker.parameters import Parameters
@@ -53,6 +56,7 @@ class Task(Generic[P, R]):
     where: tuple[str, str, str] = field(default=("", "", ""))
     backoff: BackoffFunction | None = None
     parameters: Parameters | None = field(default=None, repr=False, compare=False)
+    schedule: Schedule | None = field(default=None, repr=False, compare=False)
     run: Handler = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,9 +111,9 @@ def _run_typed(handler: Handler, parameters: Parameters, job: Any) -> Any:
 
 
 class Tasks:
-    """The handlers of one worker by name."""
+    """The handlers of one worker by name, and the schedules that they declare."""
 
-    __slots__ = ("_by_name", "_fallback")
+    __slots__ = ("_by_name", "_fallback", "schedules")
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._by_name: dict[str, Task] = {}
@@ -124,6 +128,7 @@ class Tasks:
         if not self._by_name:
             raise UsageError("a worker needs at least one task")
         self._fallback = self._by_name.get(ANY_TASK)
+        self.schedules = [_declared(each, each.schedule) for each in self if each.schedule]
 
     def find(self, name: str) -> Task | None:
         """The handler for this task name, else the one for "*", else None."""
@@ -144,5 +149,12 @@ class Tasks:
         """Which kinds of handlers there are."""
         return {each.kind for each in self._by_name.values()}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Task]:
         return iter(self._by_name.values())
+
+
+def _declared(task: Task, schedule: Schedule) -> Schedule:
+    """A declared schedule, with the payload of a call without arguments."""
+    payload = task.call().payload.decode()
+    template = msgspec.structs.replace(schedule.template, payload=payload)
+    return msgspec.structs.replace(schedule, template=template)

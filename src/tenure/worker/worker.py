@@ -35,6 +35,7 @@ from tenure.worker.events import EventName, Listener, Listeners, Metrics, Notifi
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
 from tenure.worker.pools import HandlerPools
+from tenure.worker.schedules import keep_schedules
 from tenure.worker.task import Task, Tasks, is_child
 from tenure.worker.telemetry import Tracer, ensure_logs
 
@@ -273,8 +274,16 @@ class Worker:
             for each in (source.settles.run(), source.reports.run(), source.keep_up()):
                 self._spawn(each)
             self._claimers[service.claimer] = self._spawn(service.claimer.run())
+        self._start_schedules()
         if self.settings.watchdog_ms:
             self._spawn(self._feed_watchdog())
+
+    def _start_schedules(self) -> None:
+        """Let every queue store its scheduled jobs; the first one gets those that tasks declare."""
+        tasks: Tasks | None = self._tasks
+        for service in self._services:
+            self._spawn(keep_schedules(service.source, self._context, tasks))
+            tasks = None
 
     def _start_keeper_thread(self) -> None:
         keepers = [(service.keeper, service.opener) for service in self._services]

@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Any
 
+from tenure.core.errors import InvalidJob
 from tenure.core.outcome import Retry
 from tenure.worker import Job, task
 
@@ -61,3 +62,19 @@ def half(job: Job) -> str:
     if job.payload:
         raise ValueError("broken \ud83d")
     return "a\ud83db"
+
+
+@task("fan", process=True)
+def fan(job: Job) -> list[Any]:
+    """Submits a job from a child process, and what a queue refuses; then its children's results."""
+    child: str = job.submit("leaf", {"n": 1})
+    try:
+        job.submit("leaf", {"n": 2}, attempts=0)
+    except InvalidJob as error:
+        return [child, str(error), list(job.children())]
+    return []
+
+
+@task("afan", process=True)
+async def afan(job: Job) -> list[Any]:
+    return [await job.submit("leaf", {"n": 1}), list(await job.children())]

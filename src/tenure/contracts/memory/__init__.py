@@ -35,6 +35,8 @@ from tenure.core.seam import (
     WorkerBeat,
     first_page,
 )
+from tenure.plans.flow import StoredFlows
+from tenure.plans.schedule import StoredSchedules
 
 T = TypeVar("T")
 
@@ -143,6 +145,35 @@ def forget(name: str) -> None:
         _shared.pop(name, None)
 
 
+class MemoryRecords:
+    """The records of one store."""
+
+    def __init__(self, shared: SharedStore) -> None:
+        self._run = shared.run
+
+    async def read(self, group: str) -> tuple[int, dict[str, str]]:
+        return self._run(lambda store: (store.now_ms, dict(store.records.get(group, {}))))
+
+    async def get(self, group: str, name: str) -> str:
+        return self._run(lambda store: store.records.get(group, {}).get(name, ""))
+
+    async def swap(
+        self, group: str, name: str, before: str, after: str, *, keep_ms: int = 0
+    ) -> bool:
+        def step(store: MemoryStore) -> bool:
+            if keep_ms:
+                store.expire(group, keep_ms)
+            return store.swap(group, name, before, after)
+
+        return self._run(step)
+
+    async def size(self, group: str) -> int:
+        return self._run(lambda store: len(store.records.get(group, {})))
+
+    async def expire(self, group: str, keep_ms: int) -> None:
+        self._run(lambda store: store.expire(group, keep_ms))
+
+
 class Wire(Protocol):
     """How a step reaches the store. A simulation puts a network here that loses and delays."""
 
@@ -171,8 +202,13 @@ class MemoryQueue:
 
     @property
     def features(self) -> QueueFeatures:
-        """What it has beyond the seam: nothing."""
-        return QueueFeatures()
+        """What it has beyond the seam."""
+        records = MemoryRecords(self._shared)
+        return QueueFeatures(
+            contract="memory",
+            schedules=StoredSchedules(records),
+            flows=StoredFlows(records, self.submit),
+        )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._wire("submit", lambda store: [store.submit(job) for job in jobs])
@@ -214,12 +250,13 @@ class MemoryLedger:
     """Reads and manages the jobs of one store."""
 
     def __init__(self, shared: SharedStore) -> None:
+        self._shared = shared
         self._run = shared.run
 
     @property
     def features(self) -> LedgerFeatures:
-        """What it has beyond the seam: nothing."""
-        return LedgerFeatures()
+        """What it has beyond the seam."""
+        return LedgerFeatures(schedules=StoredSchedules(MemoryRecords(self._shared)))
 
     async def get(self, job_id: str) -> JobRecord | None:
         return self._run(

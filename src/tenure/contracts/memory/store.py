@@ -146,6 +146,8 @@ class MemoryStore:
         self.options = options
         self.jobs: dict[str, StoredJob] = {}
         self.paused = False
+        self.records: dict[str, dict[str, str]] = {}
+        self._expiries: dict[str, int] = {}
         self._clock = now_ms
         self._random = random or SystemRandom()
         self._now_ms = now_ms()
@@ -161,6 +163,27 @@ class MemoryStore:
     def begin(self) -> None:
         """Begin a new step; everything in it happens at one moment."""
         self._now_ms = self._clock()
+
+    @property
+    def now_ms(self) -> int:
+        """The moment of this step."""
+        return self._now_ms
+
+    def expire(self, group: str, keep_ms: int) -> None:
+        """Keep the records of a group for so long only."""
+        self._expiries[group] = self._now_ms + keep_ms
+        for each in [group for group, ms in self._expiries.items() if ms <= self._now_ms]:
+            self.records.pop(each, None)
+            del self._expiries[each]
+
+    def swap(self, group: str, name: str, before: str, after: str) -> bool:
+        """Replace a record that is `before` by `after`, "" for none; True if it is `after` now."""
+        records = self.records.setdefault(group, {})
+        if records.get(name, "") == before:
+            records[name] = after
+            if not after:
+                del records[name]
+        return records.get(name, "") == after
 
     # submit (M-2 to M-6) ------------------------------------------------------------------------
 

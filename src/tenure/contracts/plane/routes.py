@@ -15,6 +15,7 @@ from tenure.contracts.plane.model import Claim, fence_of
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
+    ChildrenRequest,
     ClaimRequest,
     ClaimResult,
     ClaimResults,
@@ -46,6 +47,7 @@ from tenure.contracts.plane.schemas import (
     failed_outcome,
     heartbeat_result,
     job_view,
+    lease_of,
     partial_lease,
     report_of,
     require,
@@ -66,7 +68,7 @@ from tenure.core.endpoint import (
     trace_context,
 )
 from tenure.core.errors import Conflict, LeaseLost, NotFound
-from tenure.core.job import JobRecord, NewJob, Submitted
+from tenure.core.job import Children, JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     VERDICT_NAMES,
@@ -446,6 +448,15 @@ class _WorkerRoutes:
         ]
         return Answer(200, ReportResults(results))
 
+    async def children(self, call: Call) -> Answer:
+        """The results of the jobs that a running job waited for."""
+        lease = lease_of(call.body)
+        _check_streams(call.caller, {lease.queue})
+        try:
+            return Answer(200, await self._plane.children(lease))
+        except LeaseLost as lost:
+            raise Conflict(str(lost)) from None
+
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
         body: UpkeepRequest = call.body
@@ -464,6 +475,13 @@ class _WorkerRoutes:
             ("complete", "End with a result", self.complete, CompleteRequest, settle_reply),
             ("fail", "End without a result", self.fail, FailRequest, settle_reply),
             ("report", "Publish news of an attempt", self.report, ReportRequest, ReportResults),
+            (
+                "children",
+                "Read the results a job waited for",
+                self.children,
+                ChildrenRequest,
+                Children,
+            ),
             ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
         return [_worker_endpoint(*row) for row in rows]

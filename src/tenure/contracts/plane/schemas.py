@@ -270,6 +270,16 @@ class ReportRequest(RequestBody, frozen=True):
     reports: Annotated[list[ReportItem], Meta(max_length=BATCH_MAX)]
 
 
+class ChildrenRequest(RequestBody, frozen=True):
+    """Asks for the results of the jobs that a running job waited for."""
+
+    worker_id: _Id
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
+
+
 class UpkeepRequest(RequestBody, frozen=True):
     """Asks for a round of upkeep. `slots` is how many jobs the worker runs at once; 0: unknown."""
 
@@ -507,6 +517,11 @@ def report_of(item: ReportItem) -> Report:
         data=_utf8(item.data),
         progress=_utf8(item.progress),
     )
+
+
+def lease_of(item: ChildrenRequest) -> Lease:
+    """The lease that a request names."""
+    return _lease(item, "")
 
 
 def _utf8(raw: msgspec.Raw) -> bytes:
