@@ -27,7 +27,8 @@ async def tick(job: Job) -> None:
 @task("add")
 async def add(job: Job, n: int) -> int:
     """Its number, and the results before it."""
-    return n + sum(await job.children())
+    before: list[int] = list(await job.children())
+    return n + sum(before)
 
 
 def die(*_: Any, **__: Any) -> NoReturn:

@@ -24,7 +24,8 @@ SOON_S = 20.0
 @task("add")
 async def add(job: Job, n: int) -> int:
     """The sum of its own number and of the results before it."""
-    return n + sum(await job.children())
+    before: list[int] = list(await job.children())
+    return n + sum(before)
 
 
 @task("double")

@@ -90,18 +90,15 @@ class BullmqSchedules:
                 "and streams",
                 contract=CONTRACT,
             )
-        template, repeat = schedule.template, _repeat(schedule)
-        data, opts = template.payload.encode(), msgspec.json.encode(_job_options(template))
-        own = {_OWN: _DECLARED} if schedule.declared else {}
-        wanted = {"name": template.task, "data": template.payload, **repeat, **own}
-        wanted |= {"opts": opts.decode()} if opts != b"{}" else {}
-        for found, next_ms, raw in await read_schedulers(self._redis, self._prefix):
-            stored = {name: value.decode(errors="replace") for name, value in raw.items()}
-            stored.pop("ic", None)
-            if found == schedule.name and stored == {n: str(v) for n, v in wanted.items()}:
-                return msgspec.structs.replace(schedule, next_ms=next_ms)
+        template = schedule.template
         await self._scheduler.upsert(
-            schedule.name, repeat, name=template.task, data=data, opts=opts, own=own
+            schedule.name,
+            _repeat(schedule),
+            name=template.task,
+            data=template.payload.encode(),
+            opts=msgspec.json.encode(_job_options(template)),
+            own={_OWN: _DECLARED} if schedule.declared else {},
+            only_changed=True,
         )
         stored_now = {each.name: each for each in await self.list()}
         return stored_now.get(schedule.name, schedule)

@@ -96,10 +96,12 @@ class Scheduler:
         data: bytes,
         opts: bytes,
         own: Mapping[str, str] | None = None,
+        only_changed: bool = False,
     ) -> str:
         """Set up a scheduler, or change it; returns the id of its next job.
 
-        `own` are fields of its hash that BullMQ does not know.
+        `own` are fields of its hash that BullMQ does not know. With `only_changed` a scheduler that
+        is the same already is left alone, with the job that it has stored.
         """
         if bool(repeat.get("every")) == bool(repeat.get("pattern")):
             raise UsageError("a scheduler has either `every` (ms) or `pattern` (cron)")
@@ -118,7 +120,8 @@ class Scheduler:
         for field, value in (own or {}).items():
             fields += (field, value)
         rest: tuple[Arg, ...] = (data, opts, *fields)
-        return await self._run("upsert", scheduler_id, next_ms, {**kept, "count": 1}, name, *rest)
+        verb = "declare" if only_changed else "upsert"
+        return await self._run(verb, scheduler_id, next_ms, {**kept, "count": 1}, name, *rest)
 
     async def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler; False if there is none. A job of it that waits already still runs."""
