@@ -84,8 +84,8 @@ class Connection:
         found = self.queue.features.schedules
         if found is None:
             raise UsageError(
-                f"{parse_url(self.url).safe} has no schedules: an outbox has none, and those of a "
-                "plane are kept at its database, plane+sqlite:// or plane+postgresql://",
+                f"{parse_url(self.url).safe} has no schedules: an outbox has none, and a worker's "
+                "side over HTTP has those at the database behind it",
                 contract=self.contract,
             )
         return found
@@ -97,8 +97,8 @@ class Connection:
         if found is None:
             others = [each.name for each in contracts().values() if each.has_flows]
             raise UsageError(
-                f"{self.contract} cannot chain or gather jobs here; contracts that can: "
-                f"{', '.join(others)} (a plane at its database)",
+                f"{self.contract} cannot chain or gather jobs; contracts that can: "
+                f"{', '.join(others)}",
                 contract=self.contract,
             )
         return found

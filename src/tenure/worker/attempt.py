@@ -29,8 +29,8 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
 from tenure.worker.claim import Context, Source
-from tenure.worker.flows import continued
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
+from tenure.worker.plans import continued
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
     Entry,

@@ -18,8 +18,8 @@ from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
-from tenure.worker.flows import submit_call
 from tenure.worker.job import AskVerb, Attempt, Ending
+from tenure.worker.plans import submit_call
 from tenure.worker.settle import (
     Backoff,
     Entry,

@@ -34,8 +34,8 @@ from tenure.worker.config import Settings, capacity, identity
 from tenure.worker.events import EventName, Listener, Listeners, Metrics, Notifier, Watch
 from tenure.worker.job import Attempt, Ending
 from tenure.worker.keeper import Keeper, KeeperThread
+from tenure.worker.plans import keep_schedules
 from tenure.worker.pools import HandlerPools
-from tenure.worker.schedules import keep_schedules
 from tenure.worker.task import Task, Tasks, is_child
 from tenure.worker.telemetry import Tracer, ensure_logs
 

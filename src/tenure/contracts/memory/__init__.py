@@ -60,6 +60,8 @@ class SharedStore:
         self.store = store
         self._lock = threading.Lock()
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self.records: dict[str, dict[str, str]] = {}
+        self.expiries: dict[str, int] = {}
 
     def run(self, step: Callable[[MemoryStore], T]) -> T:
         """Run one atomic step, and wake the waiters if it changed something."""
@@ -150,28 +152,41 @@ class MemoryRecords:
 
     def __init__(self, shared: SharedStore) -> None:
         self._run = shared.run
+        self._groups = shared.records
+        self._expiries = shared.expiries
 
     async def read(self, group: str) -> tuple[int, dict[str, str]]:
-        return self._run(lambda store: (store.now_ms, dict(store.records.get(group, {}))))
+        return self._run(lambda store: (store.now_ms, dict(self._groups.get(group, {}))))
 
     async def get(self, group: str, name: str) -> str:
-        return self._run(lambda store: store.records.get(group, {}).get(name, ""))
+        return self._run(lambda store: self._groups.get(group, {}).get(name, ""))
 
     async def swap(
         self, group: str, name: str, before: str, after: str, *, keep_ms: int = 0
     ) -> bool:
         def step(store: MemoryStore) -> bool:
+            records = self._groups.setdefault(group, {})
+            if records.get(name, "") == before:
+                records[name] = after
+                if not after:
+                    del records[name]
             if keep_ms:
-                store.expire(group, keep_ms)
-            return store.swap(group, name, before, after)
+                self._expire(group, store.now_ms, keep_ms)
+            return records.get(name, "") == after
 
         return self._run(step)
 
     async def size(self, group: str) -> int:
-        return self._run(lambda store: len(store.records.get(group, {})))
+        return self._run(lambda store: len(self._groups.get(group, {})))
 
     async def expire(self, group: str, keep_ms: int) -> None:
-        self._run(lambda store: store.expire(group, keep_ms))
+        self._run(lambda store: self._expire(group, store.now_ms, keep_ms))
+
+    def _expire(self, group: str, now_ms: int, keep_ms: int) -> None:
+        self._expiries[group] = now_ms + keep_ms
+        for each in [group for group, ms in self._expiries.items() if ms <= now_ms]:
+            self._groups.pop(each, None)
+            del self._expiries[each]
 
 
 class Wire(Protocol):

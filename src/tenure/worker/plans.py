@@ -1,17 +1,70 @@
-"""The schedules of a served queue: store what the tasks declare, and the jobs that are due."""
+"""Jobs that do not come from a submit of a client: scheduled ones, and those that jobs lead to.
+
+Every worker stores the jobs of schedules that are due. A handler submits further jobs, and a
+completed job of a chain leads to the next one: both are submitted before the job itself is settled,
+under ids that follow from it. If the worker dies in between, the job runs again and submits the
+same jobs, which the queue has already.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import structlog
 
-from tenure.core.errors import UsageError
+from tenure.core.endpoint import check_stored
+from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
+from tenure.core.outcome import Outcome
+from tenure.core.portable import new_job
 from tenure.core.seam import Schedules
-from tenure.worker.claim import Context, Source
+from tenure.plans import flow
+from tenure.worker.job import Attempt, NewCall
 from tenure.worker.task import Tasks
 
+if TYPE_CHECKING:
+    from tenure.worker.claim import Context, Source
+
+T = TypeVar("T")
+
 log = structlog.get_logger("tenure.worker")
+
+
+async def submit_call(attempt: Attempt, argument: bytes) -> str:
+    """Submit the job that a handler asked for; its id."""
+    source = attempt.source
+    call = msgspec.json.decode(argument, type=NewCall)
+    made = new_job(source.features.contract, call.task, call.payload.encode(), call.options)
+    job = msgspec.structs.replace(made, trace=attempt.lease.trace)
+    (answer,) = await _until_answered(attempt, "submit", lambda: source.queue.submit([job]))
+    check_stored(answer)
+    return str(answer.job_id)
+
+
+async def continued(attempt: Attempt, outcome: Outcome) -> Outcome:
+    """The outcome of a completed job, after the jobs that waited for it are stored."""
+    flows = attempt.source.features.flows
+    if flows is None:
+        return outcome
+    return await _until_answered(attempt, "flows", lambda: flow.continued(flows, outcome))
+
+
+async def _until_answered(attempt: Attempt, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call that may be sent again, until the store answers or the lease is lost."""
+    source: Any = attempt.source
+    backoff = source.backoff()
+    while not (attempt.lost or attempt.concluded):
+        try:
+            answer = await call()
+        except (StoreUnreachable, ReplyLost) as error:
+            source.failed(operation, error)
+            await asyncio.sleep(backoff.pause_s())
+        else:
+            source.contact.made(operation)
+            return answer
+    raise LeaseLost(attempt.lease.job_id, "this attempt is over")
 
 
 async def keep_schedules(source: Source, context: Context, tasks: Tasks | None) -> None:
