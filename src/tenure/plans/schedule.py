@@ -13,10 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import get_args
-from zoneinfo import ZoneInfo
 
 import msgspec
-from cronsim import CronSim, CronSimError
 
 from tenure.core.errors import Conflict, UsageError
 from tenure.core.job import Missed, NewJob, Schedule, Submitted, check_job, template_of
@@ -95,6 +93,10 @@ def _nearest(schedule: Schedule, from_ms: int, *, reverse: bool) -> int:
     if schedule.every_ms:  # on a grid from 1970, so that all workers see the same times
         every_ms = schedule.every_ms
         return ((from_ms - 1) // every_ms if reverse else from_ms // every_ms + 1) * every_ms
+    from zoneinfo import ZoneInfo  # not above: commands that only look start faster
+
+    from cronsim import CronSim, CronSimError
+
     try:
         zone = ZoneInfo(schedule.tz) if schedule.tz != "UTC" else UTC
         start = datetime.fromtimestamp(from_ms / 1000, zone)
