@@ -16,7 +16,7 @@ from tenure.plans.flow import Step
 from tests.contract.adapters import Stage, served_url
 from tests.contract.suite.serving import serving
 
-pytestmark = pytest.mark.clause("M-21")
+pytestmark = pytest.mark.clause("M-25")
 
 SOON_S = 20.0
 

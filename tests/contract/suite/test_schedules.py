@@ -19,7 +19,7 @@ from tenure.worker.config import Settings
 from tests.contract.adapters import Stage, served_url
 from tests.contract.suite.serving import until
 
-pytestmark = pytest.mark.clause("M-21")
+pytestmark = pytest.mark.clause("M-24", "I-75")
 
 JOB = NewJob(task="tick", payload=b'{"n":1}')
 

@@ -4,7 +4,7 @@
 -- The records of a group.
 -- Takes: queue text, grp text
 -- Returns: a row with the time for each record; one without a name if there is none
--- Clauses: none of a contract
+-- Clauses: I-75
 SELECT {now} AS now_ms, r.name, r.value
 FROM (SELECT 1) one LEFT JOIN queue_records r ON r.queue = :queue AND r.grp = :grp
 
@@ -12,14 +12,14 @@ FROM (SELECT 1) one LEFT JOIN queue_records r ON r.queue = :queue AND r.grp = :g
 -- One record.
 -- Takes: queue text, grp text, name text
 -- Returns: its row, or nothing
--- Clauses: none of a contract
+-- Clauses: I-75
 SELECT value FROM queue_records WHERE queue = :queue AND grp = :grp AND name = :name
 
 -- name: records_swap
 -- Replaces a record if it is as the caller found it ('' before: absent; '' after: removed). Removes expired records.
 -- Takes: queue text, grp text, name text, before text, after text, keep_ms bigint
 -- Returns: whether the record is as wanted now
--- Clauses: none of a contract
+-- Clauses: I-75
 WITH expired AS (
   DELETE FROM queue_records WHERE (queue, grp, name) IN (
     SELECT o.queue, o.grp, o.name FROM queue_records o WHERE o.expires_ms > 0 AND o.expires_ms <= {now}
@@ -43,12 +43,12 @@ SELECT EXISTS (SELECT 1 FROM removed) OR EXISTS (SELECT 1 FROM changed) OR EXIST
 -- How many records a group has.
 -- Takes: queue text, grp text
 -- Returns: the number
--- Clauses: none of a contract
+-- Clauses: I-75
 SELECT count(*) AS size FROM queue_records WHERE queue = :queue AND grp = :grp
 
 -- name: records_expire
 -- Keeps a group for so long only.
 -- Takes: queue text, grp text, keep_ms bigint
 -- Returns: nothing
--- Clauses: none of a contract
+-- Clauses: I-75
 UPDATE queue_records SET expires_ms = {now} + :keep_ms WHERE queue = :queue AND grp = :grp
