@@ -30,7 +30,7 @@ from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
 from tenure.core.retry import judge
 from tenure.worker.claim import Context, Source
 from tenure.worker.job import Attempt, Ending, Job, current_job, lease_facts
-from tenure.worker.plans import continued
+from tenure.worker.plans import ask, continued
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
     Entry,
@@ -106,7 +106,7 @@ class Executor:
             attempt = Attempt(lease, until, now, task=task, source=source, tally=tally)
             if task is not None:
                 report = source.report if task.kind == "async" else report_from_thread
-                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s)
+                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s, ask)
             if lease.attempt == 1 and lease.created_ms:
                 claimed_ms = lease.lease_until_ms - lease.lease_ms  # both on the store's clock
                 tally.wait.observe(max(0, claimed_ms - lease.created_ms) / 1000)

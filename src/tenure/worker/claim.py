@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -18,8 +18,7 @@ from tenure.core.registry import open_queue, parse_url
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
-from tenure.worker.job import AskVerb, Attempt, Ending
-from tenure.worker.plans import submit_call
+from tenure.worker.job import Attempt, Ending
 from tenure.worker.settle import (
     Backoff,
     Entry,
@@ -290,14 +289,6 @@ class Source:
         """Drop an attempt that the store has ended or whose lease is lost."""
         self.attempts.pop(attempt, None)
         attempt.job = None  # breaks the reference cycle, so that both are freed at once
-
-    async def ask(self, attempt: Attempt, verb: AskVerb, argument: bytes) -> Any:
-        """What a running job asks of its queue."""
-        if verb == "submit":
-            return await submit_call(attempt, argument)
-        if self.features.flows is None:
-            raise UsageError(f"jobs of {self.name} wait for no others, so they have no children")
-        return await self.features.flows.children(attempt.lease)
 
     # outcomes and reports -----------------------------------------------------------------------
 

@@ -120,10 +120,10 @@ class Job(msgspec.Struct, eq=False):
     _report: ReportCall
     _worker_id: str
     _timeout_s: float | None = None
+    _ask: AskCall | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
     _opts: dict[str, Any] | None = None
-    _ask: AskCall | None = None
     _calls: Counter[tuple[str, str]] | None = None
 
     @property
@@ -229,11 +229,13 @@ class Job(msgspec.Struct, eq=False):
 
     def _asked(self, verb: AskVerb, argument: bytes) -> Any:
         """Ask the worker, which speaks to the queue; a coroutine in a loop, else the answer."""
-        source = self._attempt.source
-        asking = (self._ask or source.ask)(self._attempt, verb, argument)
+        if self._ask is None:
+            raise UsageError("this job has no queue that could be asked")
+        asking = self._ask(self._attempt, verb, argument)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
+            source = self._attempt.source
             if source is None:
                 return asyncio.run(asking)
             return asyncio.run_coroutine_threadsafe(asking, source.loop).result()

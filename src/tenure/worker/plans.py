@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -21,26 +21,33 @@ from tenure.core.outcome import Outcome
 from tenure.core.portable import new_job
 from tenure.core.seam import Schedules
 from tenure.plans import flow
-from tenure.worker.job import Attempt, NewCall
+from tenure.worker.claim import Context, Source
+from tenure.worker.job import AskVerb, Attempt, NewCall
 from tenure.worker.task import Tasks
-
-if TYPE_CHECKING:
-    from tenure.worker.claim import Context, Source
 
 T = TypeVar("T")
 
 log = structlog.get_logger("tenure.worker")
 
 
-async def submit_call(attempt: Attempt, argument: bytes) -> str:
+async def ask(attempt: Attempt, verb: AskVerb, argument: bytes) -> Any:
+    """What a running job asks of its queue."""
+    source: Source = attempt.source
+    if verb == "submit":
+        return await _submit(attempt, source, argument)
+    if source.features.flows is None:
+        raise UsageError(f"jobs of {source.name} wait for no others, so they have no children")
+    return await source.features.flows.children(attempt.lease)
+
+
+async def _submit(attempt: Attempt, source: Source, argument: bytes) -> str:
     """Submit the job that a handler asked for; its id."""
-    source = attempt.source
     call = msgspec.json.decode(argument, type=NewCall)
     made = new_job(source.features.contract, call.task, call.payload.encode(), call.options)
     job = msgspec.structs.replace(made, trace=attempt.lease.trace)
     (answer,) = await _until_answered(attempt, "submit", lambda: source.queue.submit([job]))
     check_stored(answer)
-    return str(answer.job_id)
+    return answer.job_id
 
 
 async def continued(attempt: Attempt, outcome: Outcome) -> Outcome:
@@ -53,7 +60,7 @@ async def continued(attempt: Attempt, outcome: Outcome) -> Outcome:
 
 async def _until_answered(attempt: Attempt, operation: str, call: Callable[[], Awaitable[T]]) -> T:
     """Make a call that may be sent again, until the store answers or the lease is lost."""
-    source: Any = attempt.source
+    source: Source = attempt.source
     backoff = source.backoff()
     while not (attempt.lost or attempt.concluded):
         try:

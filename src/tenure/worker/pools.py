@@ -46,6 +46,7 @@ from tenure.core.process import popen, signal_group
 from tenure.core.retry import RetryPolicy, judge
 from tenure.worker.config import Capacity
 from tenure.worker.job import WRITTEN, AskVerb, Attempt, Job, current_job
+from tenure.worker.plans import ask
 from tenure.worker.settle import ProcessDied, completed_outcome
 from tenure.worker.task import Handler, Task, is_child
 
@@ -256,7 +257,7 @@ class _Wire:
 def _run_handler(call: _Call, wire: _Wire) -> Outcome:
     attempt = Attempt(call.lease, float("inf"), time.monotonic())
     opts = json.loads(call.opts)
-    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, _opts=opts, _ask=wire.ask)
+    job = Job(attempt, wire.report, call.worker_id, call.timeout_s, wire.ask, _opts=opts)
     current_job.set(job)
     try:
         handler = _find_handler(*call.where)
@@ -447,7 +448,7 @@ async def _follow_child(
 
 async def _answered(attempt: Attempt, verb: AskVerb, argument: bytes) -> _Answered:
     try:
-        return _Answered(msgspec.json.encode(await attempt.source.ask(attempt, verb, argument)))
+        return _Answered(msgspec.json.encode(await ask(attempt, verb, argument)))
     except Exception as error:
         return _Answered(error=type(error).__name__, text=str(error))
 
