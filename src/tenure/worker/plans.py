@@ -69,7 +69,7 @@ async def _until_answered(attempt: Attempt, operation: str, call: Callable[[], A
             source.failed(operation, error)
             await asyncio.sleep(backoff.pause_s())
         else:
-            source.contact.made(operation)
+            source.answered(operation)
             return answer
     raise LeaseLost(attempt.lease.job_id, "this attempt is over")
 
@@ -103,7 +103,7 @@ async def keep_schedules(source: Source, context: Context, tasks: Tasks | None) 
         except Exception as error:
             source.contact.failed("schedules", error)
         else:
-            source.contact.made("schedules")
+            source.answered("schedules")
         context.watch.tell("schedules")
         await asyncio.sleep(round_ms / 1000 * (0.75 + context.rng.random() / 2))
 
