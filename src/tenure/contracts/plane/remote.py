@@ -15,6 +15,7 @@ from tenure.contracts.plane.model import CONTRACT, Claim, WorkerOptions, attempt
 from tenure.contracts.plane.queue import PlaneQueue, anonymous
 from tenure.contracts.plane.schemas import (
     BATCH_MAX,
+    ChildrenResult,
     ClaimedJob,
     ClaimResults,
     HeartbeatResult,
@@ -184,7 +185,10 @@ class _RemotePlane:
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for."""
         body = {"worker_id": self._worker_id, **_proof(lease)}
-        return await self._post("children", body, Children)
+        answer = await self._post("children", body, ChildrenResult)
+        if not answer.ok:
+            raise LeaseLost(lease.job_id, answer.reason)
+        return Children(results=answer.results)
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
         """Ask the plane for a round of upkeep."""

@@ -16,6 +16,7 @@ from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
     ChildrenRequest,
+    ChildrenResult,
     ClaimRequest,
     ClaimResult,
     ClaimResults,
@@ -68,7 +69,7 @@ from tenure.core.endpoint import (
     trace_context,
 )
 from tenure.core.errors import Conflict, LeaseLost, NotFound
-from tenure.core.job import Children, JobRecord, NewJob, Submitted
+from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import (
     VERDICT_NAMES,
@@ -453,9 +454,10 @@ class _WorkerRoutes:
         lease = lease_of(call.body)
         _check_streams(call.caller, {lease.queue})
         try:
-            return Answer(200, await self._plane.children(lease))
+            found = await self._plane.children(lease)
         except LeaseLost as lost:
-            raise Conflict(str(lost)) from None
+            return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
+        return Answer(200, ChildrenResult(ok=True, results=found.results))
 
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
@@ -480,7 +482,7 @@ class _WorkerRoutes:
                 "Read the results a job waited for",
                 self.children,
                 ChildrenRequest,
-                Children,
+                ChildrenResult,
             ),
             ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]

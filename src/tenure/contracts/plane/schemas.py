@@ -244,6 +244,17 @@ class ReportResults(msgspec.Struct, frozen=True):
     results: list[ReportResult]
 
 
+class ChildrenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of the jobs that a running job waited for, by their ids and in their order.
+
+    Without the lease there are none; `reason` says why.
+    """
+
+    ok: bool
+    results: dict[str, Any] = {}
+    reason: str = ""
+
+
 class SubmitResults(msgspec.Struct, frozen=True):
     """The answers to a batch of new jobs, in its order."""
 
