@@ -15,14 +15,16 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from tenure.client import client as asynchronous
 from tenure.client.client import Named
 from tenure.client.handle import Handle as AsyncHandle
-from tenure.client.records import Event, JobInfo, JobPage, QueueCounts
+from tenure.client.records import Event, JobInfo, JobPage, QueueCounts, ScheduleInfo
 from tenure.core.config import queue_url
 from tenure.core.errors import TenureError, UsageError
+from tenure.core.job import Missed
 from tenure.core.portable import State, SubmitOptions
 
 if TYPE_CHECKING:
@@ -218,6 +220,61 @@ class Client:
     def resume(self) -> None:
         """Let the queue hand out jobs again."""
         _running().run(self._here().resume())
+
+    @overload
+    def schedule(
+        self,
+        what: Call[Any] | Task[[], Any],
+        /,
+        *,
+        name: str = ...,
+        cron: str = ...,
+        every_s: float | timedelta | None = ...,
+        tz: str = ...,
+        missed: Missed = ...,
+        **options: Unpack[SubmitOptions],
+    ) -> ScheduleInfo: ...
+    @overload
+    def schedule(
+        self,
+        what: str,
+        payload: Any = ...,
+        /,
+        *,
+        name: str = ...,
+        cron: str = ...,
+        every_s: float | timedelta | None = ...,
+        tz: str = ...,
+        missed: Missed = ...,
+        **options: Unpack[SubmitOptions],
+    ) -> ScheduleInfo: ...
+    def schedule(self, what: Any, /, *args: Any, **given: Any) -> ScheduleInfo:
+        """Store a job again and again; see `tenure.Client.schedule`."""
+        return _running().run(self._here().schedule(what, *args, **given))
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """The schedules of the queue, the next one due first."""
+        return _running().run(self._here().schedules())
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule; False if there is none."""
+        return _running().run(self._here().unschedule(name))
+
+    def chain(self, *calls: Call[Any] | Task[[], Any] | Named, id: str = "") -> Handle[Any]:  # noqa: A002
+        """Store jobs that run one after another; see `tenure.Client.chain`."""
+        return Handle(_running().run(self._here().chain(*calls, id=id)))
+
+    @overload
+    def gather(
+        self, calls: Iterable[Call[Any] | Named], *, then: Call[R] | Task[[], R], id: str = ...
+    ) -> Handle[R]: ...
+    @overload
+    def gather(
+        self, calls: Iterable[Call[Any] | Named], *, then: Named, id: str = ...
+    ) -> Handle[Any]: ...
+    def gather(self, calls: Iterable[Any], *, then: Any, id: str = "") -> Handle[Any]:  # noqa: A002
+        """Store jobs and one that runs when all are done; see `tenure.Client.gather`."""
+        return Handle(_running().run(self._here().gather(list(calls), then=then, id=id)))
 
     def _here(self) -> asynchronous.Client:
         """The client of this process: after a fork, the parent's connections are not ours."""

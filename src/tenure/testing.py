@@ -26,9 +26,10 @@ from tenure.contracts.memory import SharedStore, clock_ms, forget, share
 from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.core.convert import payload_of, result_decoder
 from tenure.core.encoding import from_json, storable_json
+from tenure.core.job import Children
 from tenure.core.lease import Lease, Report
 from tenure.worker import Job, Settings, Task, Worker
-from tenure.worker.job import WRITTEN, Attempt, Lifespan, Middleware, StopReason
+from tenure.worker.job import WRITTEN, AskVerb, Attempt, Lifespan, Middleware, StopReason
 
 __all__ = ["Clock", "FakeJob", "MemoryQueue", "run_task", "serving"]
 
@@ -40,8 +41,9 @@ _LEASE_MS = 60_000
 class FakeJob:
     """What `run_task` gives a handler as its job, and what the handler reported.
 
-    `state` is what a worker's `lifespan` would yield. `reports` are (type, step, progress, data) in
-    order.
+    `state` is what a worker's `lifespan` would yield, `children` are the results that it sees as
+    its children's. `reports` are (type, step, progress, data) in order, `submitted` (task, payload,
+    options) of the jobs that it submitted.
     """
 
     id: str = "job-1"
@@ -50,7 +52,9 @@ class FakeJob:
     max_attempts: int = 1
     payload: Any = None
     state: Any = None
+    children: Sequence[Any] = ()
     reports: list[tuple[str, str, Any, Any]] = field(default_factory=list)
+    submitted: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     _ending: StopReason = field(default="", repr=False)
     _attempts: list[Attempt] = field(default_factory=list, repr=False)
 
@@ -76,7 +80,17 @@ class FakeJob:
         )
         attempt = Attempt(lease, float("inf"), time.monotonic(), stop_reason=self._ending)
         self._attempts.append(attempt)
-        return Job(attempt, self._report, "testing", _state=self.state)
+        return Job(attempt, self._report, "testing", _ask=self._ask, _state=self.state)
+
+    async def _ask(self, attempt: Attempt, verb: AskVerb, argument: bytes) -> Any:
+        if verb == "children":
+            results = {f"child-{number}": each for number, each in enumerate(self.children)}
+            return Children(results=results)
+        call = from_json(argument)
+        options = dict(call["options"])
+        job_id = options.pop("id")
+        self.submitted.append((call["task"], from_json(call["payload"].encode()), options))
+        return job_id
 
     def _report(self, attempt: Attempt, report: Report) -> Awaitable[None]:
         progress = from_json(report.progress) if report.progress else None
@@ -93,9 +107,12 @@ async def run_task(task: Task[..., Any], /, *, job: FakeJob | None = None, **pay
     """
     fake = job or FakeJob()
     fake.task, fake.payload = task.name, payload
-    value = task.run(fake.job())
-    if inspect.isawaitable(value):
-        value = await value
+    if task.kind == "async":
+        value = await task.run(fake.job())
+    else:
+        value = await asyncio.to_thread(task.run, fake.job())
+        if inspect.isawaitable(value):  # an `async def` handler of a process
+            value = await value
     return result_decoder(task.result_type)(storable_json(value)[0])
 
 

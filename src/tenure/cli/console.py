@@ -295,6 +295,7 @@ _TABLE = (
     ("pause", "queues", "Stop handing out jobs; running jobs continue."),
     ("resume", "queues", "Hand out jobs again."),
     ("queues", "queues", "Show how many jobs are in which state."),
+    ("schedules", "queues", "Show when which jobs are stored, and remove a schedule."),
     ("outbox", "queues", "List events to be delivered, and send them again."),
     ("workers", "monitor", "Show the workers and their jobs."),
     ("dead", "monitor", "Show failed jobs by error class, retry or remove a class."),

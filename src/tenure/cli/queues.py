@@ -1,7 +1,8 @@
-"""The commands for whole queues: queues, pause, resume and outbox."""
+"""The commands for whole queues: queues, pause, resume, schedules and outbox."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -20,11 +21,12 @@ from tenure.cli.console import (
     table,
     with_ledger,
 )
+from tenure.core.encoding import shown_json
 from tenure.core.errors import NotFound, UsageError
-from tenure.core.job import JobRecord
+from tenure.core.job import JobRecord, Schedule
 from tenure.core.portable import portable_counts, word_state
 from tenure.core.registry import has_part, parse_url, unique_names
-from tenure.core.seam import Query
+from tenure.core.seam import Ledger, Query, Schedules
 
 
 @click.command("queues")
@@ -89,6 +91,51 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
     with_ledger(queue_url, lambda ledger: ledger.resume())
     queue = parse_url(load_config().text("queue_url", queue_url)).name
     answer(as_json, {"queue": queue, "paused": False}, f"{queue} resumed")
+
+
+@click.command("schedules")
+@click.option("--remove", "remove", metavar="NAME", help="Remove this schedule.")
+@queue_option
+@json_option
+def schedules_command(remove: str | None, queue_url: str | None, as_json: bool) -> None:
+    """Show the schedules of a queue, the next one due first, or remove one.
+
+    \b
+    tenure schedules --queue 'streams+redis://127.0.0.1:6379/0'
+    tenure schedules --remove report --json
+    """
+    if remove is None:
+        found = with_ledger(queue_url, lambda ledger: _schedules_of(ledger).list())
+        headers = ["SCHEDULE", "TASK", "TIMES", "NEXT", "MISSED", "LAST JOB", "ERROR"]
+        objects = [_schedule_object(each) for each in found]
+        answer_rows(as_json, objects, headers, _schedule_row, "no schedules")
+        return
+    if not with_ledger(queue_url, lambda ledger: _schedules_of(ledger).remove(remove)):
+        raise NotFound(f"there is no schedule {remove!r}; `tenure schedules` lists those there are")
+    answer(as_json, {"schedule": remove, "removed": True}, f"{remove} removed")
+
+
+def _schedules_of(ledger: Ledger) -> Schedules:
+    found = ledger.features.schedules
+    if found is None:
+        raise UsageError("this queue has no schedules: it is an outbox")
+    return found
+
+
+def _schedule_object(schedule: Schedule) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.structs.asdict(schedule)
+    template = shown.pop("template")
+    return shown | {"task": template.task, "payload": shown_json(template.payload.encode())}
+
+
+def _schedule_row(schedule: dict[str, Any]) -> list[str]:
+    times = f"{schedule['cron']} {schedule['tz']}"
+    if schedule["every_ms"]:
+        times = f"every {schedule['every_ms'] / 1000:g} s"
+    next_at = datetime.fromtimestamp(schedule["next_ms"] / 1000, UTC)
+    due = next_at.strftime("%Y-%m-%d %H:%M:%S UTC") if schedule["next_ms"] else "never"
+    shown = [schedule[name] for name in ("missed", "last_id", "error")]
+    return [schedule["name"], schedule["task"], times, due, *shown]
 
 
 @click.group("outbox")

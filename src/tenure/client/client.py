@@ -8,6 +8,7 @@ async with Client("streams+redis://127.0.0.1:6379/0") as client:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from tenure.client.connection import Connection, named_call
@@ -16,15 +17,26 @@ from tenure.client.records import (
     JobInfo,
     JobPage,
     QueueCounts,
+    ScheduleInfo,
     job_info,
     queue_counts,
+    schedule_info,
 )
 from tenure.core.config import queue_url
 from tenure.core.endpoint import check_stored
 from tenure.core.errors import TenureError, UsageError
-from tenure.core.job import NewJob, Submitted
-from tenure.core.portable import State, SubmitOptions, is_in, known_words, own_words
+from tenure.core.job import Missed, NewJob, Submitted, new_job_id
+from tenure.core.portable import (
+    State,
+    SubmitOptions,
+    is_in,
+    job_of_call,
+    known_words,
+    own_words,
+)
 from tenure.core.seam import Query
+from tenure.plans.flow import Step
+from tenure.store.resend import resend
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -187,27 +199,137 @@ class Client:
         """Let the queue hand out jobs again."""
         await self._connection.ledger.resume()
 
+    @overload
+    async def schedule(
+        self,
+        what: Call[Any] | Task[[], Any],
+        /,
+        *,
+        name: str = ...,
+        cron: str = ...,
+        every_s: float | timedelta | None = ...,
+        tz: str = ...,
+        missed: Missed = ...,
+        **options: Unpack[SubmitOptions],
+    ) -> ScheduleInfo: ...
+    @overload
+    async def schedule(
+        self,
+        what: str,
+        payload: Any = ...,
+        /,
+        *,
+        name: str = ...,
+        cron: str = ...,
+        every_s: float | timedelta | None = ...,
+        tz: str = ...,
+        missed: Missed = ...,
+        **options: Unpack[SubmitOptions],
+    ) -> ScheduleInfo: ...
+    async def schedule(
+        self,
+        what: Any,
+        /,
+        *args: Any,
+        name: str = "",
+        cron: str = "",
+        every_s: float | timedelta | None = None,
+        tz: str = "",
+        missed: Missed = "one",
+        **options: Any,
+    ) -> ScheduleInfo:
+        """Store a job again and again: by a cron pattern, or every so many seconds.
+
+        `schedule(report.call(days=7), cron="0 3 * * *", tz="Europe/Berlin")`, or a task by its name
+        and payload. The workers of the queue store each job once, at its time. A schedule has the
+        name of its task unless `name` says another; the same name again changes it. `missed` says
+        what becomes of times at which no worker ran: nothing ("skip"), one job, or "all" of them.
+        Options are those of a submit, without id, key and delay.
+        """
+        from tenure.plans.schedule import new_schedule  # few programs need it
+
+        what = what.call() if hasattr(what, "call") else what
+        job, _ = self._new_job(what, args, options)
+        given = {**getattr(what, "options", {}), **options}
+        if refused := sorted({"id", "key", "delay_s"} & given.keys()):
+            raise UsageError(
+                f"a schedule has no {' and no '.join(refused)}: its jobs get their ids and times "
+                "from the schedule"
+            )
+        made = new_schedule(job, name=name, cron=cron, every_s=every_s, tz=tz, missed=missed)
+        schedules = self._connection.schedules
+        return schedule_info(await resend(lambda: schedules.put(made), tries=3, patience_s=3.0))
+
+    async def schedules(self) -> list[ScheduleInfo]:
+        """The schedules of the queue, the next one due first."""
+        return [schedule_info(each) for each in await self._connection.schedules.list()]
+
+    async def unschedule(self, name: str) -> bool:
+        """Remove a schedule; False if there is none. Jobs that it has stored still run.
+
+        One that a task declares comes back when a worker of that task starts.
+        """
+        schedules = self._connection.schedules
+        return await resend(lambda: schedules.remove(name), tries=3, patience_s=3.0)
+
+    async def chain(self, *calls: Call[Any] | Task[[], Any] | Named, id: str = "") -> Handle[Any]:  # noqa: A002
+        """Store jobs that run one after another; the handle is that of the last one.
+
+        A handler finds the result of the job before it in `await job.children()`. If a job fails
+        for good, the later ones do not run, and the handle raises that job's error. The same `id`
+        again is the same chain. Steps get their ids from the chain, so calls have no id and no key.
+        """
+        made = [self._step(call) for call in calls]
+        result_type = made[-1][1] if made else Any
+        return await self._start(id, [[job] for job, _ in made], result_type)
+
+    @overload
+    async def gather(
+        self, calls: Iterable[Call[Any] | Named], *, then: Call[R] | Task[[], R], id: str = ...
+    ) -> Handle[R]: ...
+    @overload
+    async def gather(
+        self, calls: Iterable[Call[Any] | Named], *, then: Named, id: str = ...
+    ) -> Handle[Any]: ...
+    async def gather(self, calls: Iterable[Any], *, then: Any, id: str = "") -> Handle[Any]:  # noqa: A002
+        """Store jobs that run side by side, and one that runs when all are done: its handle.
+
+        Its handler gets their results, in their order, by iterating over `await job.children()`.
+        Failures and `id` are as with `chain`.
+        """
+        last, result_type = self._step(then)
+        stages = [[self._step(call)[0] for call in calls], [last]]
+        return await self._start(id, stages, result_type)
+
+    async def _start(
+        self, flow_id: str, stages: list[list[NewJob]], result_type: Any
+    ) -> Handle[Any]:
+        flow_id = flow_id or new_job_id()
+        flows = self._connection.flows
+        answers = await resend(lambda: flows.start(flow_id, stages), tries=3, patience_s=3.0)
+        for answer in answers:
+            try:
+                check_stored(answer)
+            except TenureError as error:
+                error.add_note(f"not all are stored; the same call with id={flow_id!r} does it")
+                raise
+        last = Step(flow_id, len(stages) - 1, 0).id
+        task = stages[-1][0].task
+        return Handle(self._connection, last, task=task, result_type=result_type)
+
+    def _step(self, call: Any) -> tuple[NewJob, Any]:
+        """A job of a chain or gather, and the type of its result."""
+        task, payload, options = named_call(call) if isinstance(call, tuple) else (call, None, {})
+        given = {**getattr(call, "options", {}), **options}
+        if refused := sorted({"id", "key"} & given.keys()):
+            raise UsageError(f"a job of a chain has no {' and no '.join(refused)}; the chain has")
+        return self._new_job(task, (payload,) if isinstance(call, tuple) else (), dict(options))
+
     def _new_job(
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[NewJob, Any]:
         """The job to store, and the type of its result."""
-        if isinstance(what, str):
-            if len(args) > 1:
-                raise UsageError("a task by its name takes one payload, and options by name")
-            return self._connection.new_job(what, args[0] if args else {}, kwargs), Any
-        if hasattr(what, "payload"):  # a call
-            options = {**what.options, **kwargs}
-            job = self._connection.new_job(what.task.name, what.payload, options)
-            return job, what.task.result_type
-        if not hasattr(what, "call"):
-            raise UsageError(
-                f"{what!r} is no task; decorate it with @task(name), or give the name of a task"
-            )
-        if what.parameters is None and args:
-            call, options = what.call(args[0]), kwargs
-        else:
-            call, options = what.call(*args, **kwargs), {}
-        return self._connection.new_job(what.name, call.payload, options), what.result_type
+        return job_of_call(self._connection.contract, what, args, kwargs)
 
     def _made(self, call: Any) -> tuple[NewJob, Any] | TenureError:
         try:

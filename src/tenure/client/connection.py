@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from tenure.client.events import FollowedLedger
 from tenure.client.feed import JobFeed, News
 from tenure.client.follow import EventFollower
-from tenure.core.convert import payload_of
 from tenure.core.errors import UsageError
-from tenure.core.job import NewJob, Submitted, new_job_id
-from tenure.core.portable import SubmitOptions, check_options, final_words, own_options
+from tenure.core.job import NewJob, Submitted
+from tenure.core.portable import final_words
 from tenure.core.registry import (
+    contracts,
     has_part,
     open_journal,
     open_ledger,
@@ -21,12 +20,11 @@ from tenure.core.registry import (
     open_queue,
     parse_url,
 )
-from tenure.core.seam import Ledger, Queue
+from tenure.core.seam import Flows, Ledger, Queue, Schedules
 from tenure.store.resend import submit_with_retry
 
 # A followed job is looked up so often, in case that its end left no event.
 _LOOK_MS = 4_000
-_OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 
 class Connection:
@@ -81,33 +79,34 @@ class Connection:
             self._closing += [news.close, self._feed.close]
         return self._feed
 
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the queue; raises `UsageError` where it has none."""
+        found = self.queue.features.schedules
+        if found is None:
+            raise UsageError(
+                f"{parse_url(self.url).safe} has no schedules: an outbox has none, and a worker's "
+                "side over HTTP has those at the database behind it",
+                contract=self.contract,
+            )
+        return found
+
+    @property
+    def flows(self) -> Flows:
+        """The chains of the queue; raises `UsageError` where it has none."""
+        found = self.queue.features.flows
+        if found is None:
+            others = [each.name for each in contracts().values() if each.has_flows]
+            raise UsageError(
+                f"{self.contract} cannot chain or gather jobs; contracts that can: "
+                f"{', '.join(others)}",
+                contract=self.contract,
+            )
+        return found
+
     async def submit(self, jobs: list[NewJob]) -> list[Submitted]:
         """Store jobs. Each has an id, so that a call whose answer was lost is sent again."""
         return await submit_with_retry(self.queue, jobs) if jobs else []
-
-    def new_job(self, task: str, payload: Any, options: Mapping[str, Any]) -> NewJob:
-        """A job with these options; raises `InvalidJob` for one that this contract has not."""
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise UsageError(
-                f"submit has no option {', '.join(unknown)}; there are "
-                f"{', '.join(sorted(_OPTIONS))}, and the payload of a task that is named is one "
-                "value"
-            )
-        check_options(self.contract, options)
-        unique = options.get("unique") or ""
-        ttl_s = options.get("ttl_s")
-        return NewJob(
-            task=task,
-            payload=payload if isinstance(payload, bytes) else payload_of(payload, task),
-            job_id=options.get("id") or new_job_id(),
-            idempotency_key=options.get("key") or "",
-            delay_ms=_ms(options.get("delay_s") or 0),
-            priority=options.get("priority") or 0,
-            max_attempts=options.get("attempts"),
-            gid=options.get("group") or "",
-            ttl_ms=None if ttl_s is None else _ms(ttl_s),
-            options={**own_options(self.contract, unique), **(options.get("extra") or {})},
-        )
 
     async def close(self) -> None:
         """Stop the feed, then let go of all connections."""
@@ -119,12 +118,6 @@ class Connection:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this client is closed; open another one")
-
-
-def _ms(seconds: float | timedelta) -> int:
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
-    return round(seconds * 1000)
 
 
 def named_call(given: Iterable[Any]) -> tuple[str, Any, Mapping[str, Any]]:

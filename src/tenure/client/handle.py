@@ -22,8 +22,11 @@ from tenure.core.errors import (
 )
 from tenure.core.job import JobRecord
 from tenure.core.portable import end_of, state_of
+from tenure.plans.flow import step_of
 
 R = TypeVar("R")
+
+_BEFORE = "waiting"  # of a step that is not stored yet, so that the contract has no word for it
 
 
 class Handle(Generic[R]):
@@ -86,10 +89,21 @@ class Handle(Generic[R]):
         return job_info(await self._end(timeout_s))
 
     async def status(self) -> JobInfo:
-        """The job as it is now; raises `NotFound` if it is gone."""
+        """The job as it is now; raises `NotFound` if it is gone.
+
+        A job of a chain that waits for others is waiting, also where it is not stored yet.
+        """
         record = await self._connection.ledger.get(self.id)
         if record is None:
-            raise self._gone()
+            if not await self._steps_before():
+                raise self._gone()
+            record = JobRecord(
+                job_id=self.id,
+                contract=self._connection.contract,
+                queue=self._connection.name,
+                task=self.task,
+                state=_BEFORE,
+            )
         return job_info(record)
 
     async def events(self, *, after: str = "") -> AsyncIterator[Event]:
@@ -111,14 +125,20 @@ class Handle(Generic[R]):
     async def cancel(self) -> Literal["ended", "requested"]:
         """End the job: "ended" if it waited, "requested" if its worker is now told to stop.
 
-        Raises `Conflict` if it has ended already, `NotFound` if it is gone.
+        Raises `Conflict` if it has ended already, `NotFound` if it is gone. Of a chain or gather
+        that is not so far yet, the jobs are cancelled that it waits for.
         """
         (answer,) = await self._connection.ledger.cancel([self.id])
         if answer == "requested":
             return "requested"
-        if answer != "ok":
-            raise await self._refused("cancelled", answer)
-        return "ended"
+        if answer == "ok":
+            return "ended"
+        refusal = await self._refused("cancelled", answer)
+        steps = await self._steps_before() if isinstance(refusal, NotFound) else []
+        answers = await asyncio.gather(*(step.cancel() for step in steps), return_exceptions=True)
+        if not {"ended", "requested"} & set(answers):
+            raise refusal
+        return "requested" if "requested" in answers else "ended"
 
     async def retry(self) -> None:
         """Send a job back that has ended, with all its attempts.
@@ -134,6 +154,8 @@ class Handle(Generic[R]):
         try:
             async with asyncio.timeout(timeout_s):
                 record = await self._connection.feed.end_of(self.id)
+                if record is None and await self._results_before():
+                    record = await self._connection.feed.end_of(self.id)
                 return record if record is not None else await self._remembered()
         except TimeoutError:
             raise Timeout(
@@ -141,6 +163,27 @@ class Handle(Generic[R]):
                 contract=self._connection.contract,
                 operation="result",
             ) from None
+
+    async def _steps_before(self) -> list[Handle[Any]]:
+        """The steps of a chain or gather that this one, which is not stored yet, waits for."""
+        flows = self._connection.queue.features.flows
+        if step_of(self.id) is None or flows is None:
+            return []
+        return [Handle(self._connection, job_id) for job_id in await flows.before(self.id)]
+
+    async def _results_before(self) -> bool:
+        """Wait for those steps; False if there are none.
+
+        This step is stored before the last of them is done. Raises the error of one that failed:
+        then this one does not run.
+        """
+        steps = [asyncio.ensure_future(step.result()) for step in await self._steps_before()]
+        try:
+            await asyncio.gather(*steps)
+        finally:
+            for step in steps:
+                step.cancel()
+        return bool(steps)
 
     async def _remembered(self) -> JobRecord:
         """The end of a job whose record is gone, if the contract keeps its last event."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.encoding import shown_json
-from tenure.core.job import JobEvent, JobRecord
+from tenure.core.job import JobEvent, JobRecord, Missed, Schedule
 from tenure.core.portable import State, end_of, portable_counts, state_of
 from tenure.core.seam import Counts
 
@@ -94,6 +94,45 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     oldest_waiting_ms: int
     own: dict[str, int]
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule. It has either `cron` or `every_s`.
+
+    `declared` says that a task declares it. `next_ms` is its next time (0: none), `last_id` the job
+    of the last one, where the contract keeps it. `error` is why the queue refused that job.
+    """
+
+    name: str
+    task: str
+    payload: Any = None
+    cron: str = ""
+    every_s: float | None = None
+    tz: str = ""
+    missed: Missed = "one"
+    declared: bool = False
+    next_ms: int = 0
+    last_ms: int = 0
+    last_id: str = ""
+    error: str = ""
+
+
+def schedule_info(schedule: Schedule) -> ScheduleInfo:
+    """A stored schedule, decoded."""
+    return ScheduleInfo(
+        name=schedule.name,
+        task=schedule.template.task,
+        payload=_value(schedule.template.payload.encode()),
+        cron=schedule.cron,
+        every_s=schedule.every_ms / 1000 if schedule.every_ms else None,
+        tz=schedule.tz if schedule.cron else "",
+        missed=schedule.missed,
+        declared=schedule.declared,
+        next_ms=schedule.next_ms,
+        last_ms=schedule.last_ms,
+        last_id=schedule.last_id,
+        error=schedule.error,
+    )
 
 
 def job_info(record: JobRecord) -> JobInfo:

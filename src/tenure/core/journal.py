@@ -433,6 +433,9 @@ class HistoryChecker:
         for job in self.jobs.values():
             if job.submitted is None or job.submitted.due_ms or job.claimed_at < 0:
                 continue
+            following = self.machine.steps.get(job.submitted.to_state, ())
+            if self.running.isdisjoint(following):  # it waits for its children first
+                continue
             lane = (job.submitted.queue, job.submitted.priority)
             before = latest.get(lane)
             slack_ms = self.machine.overtake_ms

@@ -13,8 +13,9 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from tenure.core.errors import InvalidJob, UnknownContract
-from tenure.core.job import JobRecord, NewJob
+from tenure.core.convert import payload_of
+from tenure.core.errors import InvalidJob, UnknownContract, UsageError
+from tenure.core.job import JobRecord, NewJob, new_job_id
 from tenure.core.registry import Contract, contracts, find_contract
 
 State = Literal["waiting", "scheduled", "running", "done", "failed", "cancelled"]
@@ -47,6 +48,8 @@ class SubmitOptions(TypedDict, total=False):
     unique: str
     extra: Mapping[str, Any]
 
+
+_OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 STATES: tuple[State, ...] = ("waiting", "scheduled", "running", "done", "failed", "cancelled")
 
@@ -156,6 +159,73 @@ def own_options(contract: str, unique: str) -> dict[str, Any]:
     """The contract's own job options for the portable ones that it writes in its own way."""
     written = _contract(contract).unique_option
     return written(unique) if unique and written is not None else {}
+
+
+def new_job(contract: str, task: str, payload: bytes, options: Mapping[str, Any]) -> NewJob:
+    """A job with these options, under a new id if they name none.
+
+    Raises `InvalidJob` for an option that the contract does not have.
+    """
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise UsageError(
+            f"submit has no option {', '.join(unknown)}; there are {', '.join(sorted(_OPTIONS))}, "
+            "and the payload of a task that is named is one value"
+        )
+    check_options(contract, options)
+    ttl_s = options.get("ttl_s")
+    own = own_options(contract, options.get("unique") or "")
+    return NewJob(
+        task=task,
+        payload=payload,
+        job_id=options.get("id") or new_job_id(),
+        idempotency_key=options.get("key") or "",
+        delay_ms=_ms(options.get("delay_s") or 0),
+        priority=options.get("priority") or 0,
+        max_attempts=options.get("attempts"),
+        gid=options.get("group") or "",
+        ttl_ms=None if ttl_s is None else _ms(ttl_s),
+        options={**own, **(options.get("extra") or {})},
+    )
+
+
+def _ms(seconds: float | timedelta) -> int:
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    return round(seconds * 1000)
+
+
+def job_of_call(
+    contract: str, what: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[NewJob, Any]:
+    """The job that the arguments of a `submit` mean, and the type of its result."""
+    task, payload, options, result_type = parts_of_call(what, args, kwargs)
+    return new_job(contract, task, payload, options), result_type
+
+
+def parts_of_call(
+    what: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, bytes, dict[str, Any], Any]:
+    """Task, payload, options and result type that the arguments of a `submit` mean.
+
+    `what` is a task, a call of one, or the name of a task.
+    """
+    if isinstance(what, str):
+        if len(args) > 1:
+            raise UsageError("a task by its name takes one payload, and options by name")
+        given = args[0] if args else {}
+        payload = given if isinstance(given, bytes) else payload_of(given, what)
+        return what, payload, dict(kwargs), Any
+    if hasattr(what, "payload"):  # a call
+        return what.task.name, what.payload, {**what.options, **kwargs}, what.task.result_type
+    if not hasattr(what, "call"):
+        raise UsageError(
+            f"{what!r} is no task; decorate it with @task(name), or give the name of a task"
+        )
+    if what.parameters is None and args:
+        call, options = what.call(args[0]), dict(kwargs)
+    else:
+        call, options = what.call(*args, **kwargs), {}
+    return what.name, call.payload, options, what.result_type
 
 
 def check_job_options(contract: str, job: NewJob) -> None:

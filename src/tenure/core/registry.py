@@ -209,6 +209,7 @@ class Contract:
     is_timed         a position in the journal holds the store's own time
     submit_options   which of `priority`, `group`, `ttl_s` and `unique` its jobs can have
     unique_option    its own job options for `unique`
+    has_flows        its jobs can be chained and gathered
     """
 
     machine: Machine
@@ -231,6 +232,7 @@ class Contract:
     is_timed: bool = False
     submit_options: frozenset[str] = frozenset()
     unique_option: Callable[[str], dict[str, Any]] | None = None
+    has_flows: bool = True
 
     @property
     def name(self) -> str:

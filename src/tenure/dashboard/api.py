@@ -38,6 +38,7 @@ from tenure.dashboard.views import (
     JobFull,
     JobList,
     NewJobBody,
+    ScheduleList,
     SubmittedJob,
     WorkerList,
     backlog,
@@ -47,6 +48,7 @@ from tenure.dashboard.views import (
     job_full,
     job_row,
     outboxes,
+    schedules,
     workers,
 )
 from tenure.dashboard.watch import Figures, JournalWatch
@@ -244,6 +246,8 @@ class Api:
                  self._events, EventList, asks=ReadEvents, problems=(404, 422)),
             _get("/api/workers", "listWorkers", "Workers and their running jobs",
                  self._workers, WorkerList),
+            _get("/api/schedules", "listSchedules", "Schedules, the next one due first",
+                 self._schedules, ScheduleList),
             _get("/api/dead", "listDead", "Dead letters by error class",
                  self._dead, DeadList),
             _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
@@ -331,6 +335,9 @@ class Api:
     async def _workers(self, call: Call) -> Answer:
         self._watch.touch()
         return Answer(200, WorkerList(await workers(self._queues, self._finder, self._watch)))
+
+    async def _schedules(self, call: Call) -> Answer:
+        return Answer(200, ScheduleList(await schedules(self._queues)))
 
     async def _dead(self, call: Call) -> Answer:
         return Answer(200, await dead_letters(self._finder, scan_max=COUNT_MAX))

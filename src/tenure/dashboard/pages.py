@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import time
 from collections import Counter
@@ -41,12 +42,14 @@ from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
     QueueWarning,
+    ScheduleView,
     dead_letters,
     deliveries,
     event_row,
     job_row,
     outboxes,
     overdue,
+    schedules,
     waiting_spread,
     warnings,
     workers,
@@ -283,7 +286,10 @@ class Pages:
             {**self._queue_row(queue), "spread": spread}
             for queue, spread in zip(self._queues, spreads, strict=True)
         ]
-        return Page("queues.html", {"title": "Queues", "queues": rows})
+        stored: list[ScheduleView] = []
+        with contextlib.suppress(StoreError):  # the rows say that no store answers
+            stored = await schedules(self._queues)
+        return Page("queues.html", {"title": "Queues", "queues": rows, "schedules": stored})
 
     async def _workers(self, request: PageRequest) -> Page:
         await self._watch.sample()

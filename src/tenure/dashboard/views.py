@@ -169,6 +169,28 @@ class WorkerList(msgspec.Struct, frozen=True):
     workers: list[WorkerView]
 
 
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule: `times` is its cron pattern or its interval; `last_id` is its last job."""
+
+    queue: str
+    name: str
+    task: str
+    times: str
+    tz: str
+    missed: str
+    declared: bool
+    next_ms: int
+    last_ms: int
+    last_id: str
+    error: str
+
+
+class ScheduleList(msgspec.Struct, frozen=True):
+    """The schedules of all queues, the next one due first."""
+
+    schedules: list[ScheduleView]
+
+
 class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Failed jobs with the same error class."""
 
@@ -336,6 +358,33 @@ def _address(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}" if host else ""
+
+
+async def schedules(queues: QueueRegistry) -> list[ScheduleView]:
+    """The schedules of all queues, the next one due first."""
+    by_queue = await gather_available(_schedules(queue) for queue in queues)
+    found = [schedule for schedules in by_queue for schedule in schedules or ()]
+    return sorted(found, key=lambda each: (each.next_ms or 2**63, each.name))
+
+
+async def _schedules(queue: OpenQueue) -> list[ScheduleView]:
+    stored = queue.ledger.features.schedules
+    return [
+        ScheduleView(
+            queue=queue.name,
+            name=each.name,
+            task=each.template.task,
+            times=each.cron or f"every {each.every_ms / 1000:g} s",
+            tz=each.tz if each.cron else "",
+            missed=each.missed,
+            declared=each.declared,
+            next_ms=each.next_ms,
+            last_ms=each.last_ms,
+            last_id=each.last_id,
+            error=each.error,
+        )
+        for each in (await stored.list() if stored is not None else ())
+    ]
 
 
 async def workers(

@@ -23,6 +23,7 @@ from tenure.core.seam import (
 )
 from tenure.core.state import Machine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
+from tenure.sql.records import schedules_of
 from tenure.sql.settle import decide
 
 _WAIT_MS = 250
@@ -220,7 +221,11 @@ class SqlLedger:
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(is_outbox=self.is_outbox, unfinished=self.unfinished)
+        return LedgerFeatures(
+            is_outbox=self.is_outbox,
+            unfinished=self.unfinished,
+            schedules=schedules_of(self._engine, self._settings),
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

@@ -19,6 +19,7 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.sql.claim import CLAIM_MAX, SqlClaimer
 from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.records import flows_of, schedules_of
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
 from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
@@ -79,6 +80,9 @@ class SqlQueue:
             settles_at_once=2 if self._engine.dialect == "postgres" else 1,
             holds_nul=False,
             take_quarantined=self.take_quarantined,
+            contract=self._settings.contract,
+            schedules=schedules_of(self._engine, self._settings),
+            flows=flows_of(self._engine, self._settings, self.submit),
         )
 
     @property

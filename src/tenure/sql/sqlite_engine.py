@@ -33,6 +33,7 @@ _READS = frozenset(
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "failed_jobs"}
     | {"upkeep_needed"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
+    | {"records_read", "records_get", "records_size"}
     | {"plane_current", "plane_leases", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
 _CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})

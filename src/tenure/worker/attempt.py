@@ -31,6 +31,7 @@ from tenure.core.outcome import COMPLETED, VERDICT_NAMES, Buried, Outcome, Retri
 from tenure.core.retry import decide_outcome
 from tenure.worker.claim import Context, Source
 from tenure.worker.job import Attempt, Job, StopReason, attempt_facts, current_job
+from tenure.worker.plans import ask, continued
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
     Entry,
@@ -107,7 +108,7 @@ class Executor:
             attempt = Attempt(lease, until, now, task=task, source=source, tally=tally)
             if task is not None:
                 report = source.report if task.kind == "async" else report_from_thread
-                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s)
+                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s, ask)
             if lease.attempt == 1 and lease.created_ms:
                 claimed_ms = lease.lease_until_ms - lease.lease_ms  # both on the store's clock
                 tally.wait.observe(max(0, claimed_ms - lease.created_ms) / 1000)
@@ -175,6 +176,8 @@ class Executor:
                 outcome = completed_outcome(
                     attempt.lease, value, partial(attempt.source.report, attempt)
                 )
+            if outcome is not None and outcome.kind == "complete" and "@" in attempt.lease.job_id:
+                outcome = await continued(attempt, outcome)
         except GeneratorExit:  # the loop is being torn down
             raise
         except BaseException as error:
@@ -223,7 +226,7 @@ class Executor:
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
-        if outcome.until == "children" and attempt.source.features.children is None:
+        if outcome.until == "children" and not attempt.source.features.parks:
             outcome = no_children_outcome(attempt.lease)
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)

@@ -310,12 +310,6 @@ class Source:
         self.attempts.pop(attempt, None)
         attempt.job = None  # breaks the reference cycle, so that both are freed at once
 
-    async def children(self, job_id: str) -> Any:
-        """What the children of a job left, in the words of the contract."""
-        if self.features.children is None:
-            raise UsageError(f"jobs of {self.name} have no children")
-        return await self.features.children(job_id)
-
     # outcomes and reports -----------------------------------------------------------------------
 
     def replace_nul(self, attempt: Attempt, outcome: Outcome) -> Outcome:

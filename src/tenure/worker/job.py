@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, ContextVar, copy_context
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -13,8 +15,10 @@ import structlog
 
 from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
+from tenure.core.job import derived_id
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
+from tenure.core.portable import parts_of_call
 from tenure.worker.events import Tally
 from tenure.worker.task import Task
 
@@ -78,6 +82,18 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 ReportCall = Callable[[Attempt, Report], Awaitable[None]]
+AskVerb = Literal["submit", "children"]
+AskCall = Callable[[Attempt, AskVerb, bytes], Coroutine[Any, Any, Any]]
+"""What a job asks of its queue: the argument is JSON, a `NewCall` for "submit"."""
+
+
+class NewCall(msgspec.Struct, frozen=True):
+    """A job that a handler submits: its payload is JSON text, its options have an id."""
+
+    task: str
+    payload: str
+    options: dict[str, Any]
+
 
 _UNREAD: Any = object()
 
@@ -110,9 +126,11 @@ class Job(msgspec.Struct, eq=False):
     _report: ReportCall
     _worker_id: str
     _timeout_s: float | None = None
+    _ask: AskCall | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
     _opts: dict[str, Any] | None = None
+    _calls: Counter[tuple[str, str]] | None = None
     _state: Any = None
 
     @property
@@ -198,17 +216,44 @@ class Job(msgspec.Struct, eq=False):
         return self._report(self._attempt, news)
 
     def children(self) -> Any:
-        """What the children of this job left, and which are pending, where jobs have children.
+        """The jobs that this one waited for, as `Children`: iterating gives their results.
 
-        `await` it in an `async def` handler; in a thread it is a plain call.
+        `await` it in an `async def` handler; in a thread or process handler it is a plain call.
         """
-        source = self._attempt.source
-        if source is None:
-            raise UsageError("a handler in a process of its own cannot ask for its children")
-        asking = source.children(self.id)
+        return self._asked("children", b"null")
+
+    def submit(self, what: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Store a job in the queue of this one; its id. The arguments are those of `Client.submit`.
+
+        If this attempt fails after that, the next one makes the same call and gets the same job:
+        the id follows from this job, the task and the payload. A payload with the time in it makes
+        another job each time. `await` it in an `async def` handler; in a thread or process handler
+        it is a plain call.
+
+        Raises `InvalidJob`, `Conflict` and `QueueFull` as `Client.submit` does.
+        """
+        task, payload, options, _ = parts_of_call(what, args, kwargs)
+        lease, text = self._attempt.lease, payload.decode()
+        self._calls = self._calls or Counter()
+        self._calls[task, text] += 1
+        parts = (lease.queue, lease.job_id, task, text, self._calls[task, text])
+        given = {"id": derived_id(*parts), **options}
+        for name, value in given.items():
+            if isinstance(value, timedelta):
+                given[name] = value.total_seconds()
+        return self._asked("submit", msgspec.json.encode(NewCall(task, text, given)))
+
+    def _asked(self, verb: AskVerb, argument: bytes) -> Any:
+        """Ask the worker, which speaks to the queue; a coroutine in a loop, else the answer."""
+        if self._ask is None:
+            raise UsageError("this job has no queue that could be asked")
+        asking = self._ask(self._attempt, verb, argument)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
+            source = self._attempt.source
+            if source is None:
+                return asyncio.run(asking)
             return asyncio.run_coroutine_threadsafe(asking, source.loop).result()
         return asking
 

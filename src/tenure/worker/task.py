@@ -14,7 +14,7 @@ import difflib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack, get_type_hints
@@ -23,6 +23,7 @@ import msgspec
 
 from tenure.core.convert import decoder, explain, payload_of
 from tenure.core.errors import InvalidJob, UsageError
+from tenure.core.job import Schedule
 from tenure.core.outcome import Fatal
 from tenure.core.portable import SubmitOptions
 from tenure.core.retry import RetryPolicy
@@ -198,6 +199,7 @@ class Task(Generic[P, R]):
     where: tuple[str, str, str] = ("", "", "")
     backoff: BackoffFunction | None = None
     parameters: Parameters | None = field(default=None, repr=False, compare=False)
+    schedule: Schedule | None = field(default=None, repr=False, compare=False)
     run: Handler = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -290,9 +292,12 @@ def where_children_find(lifespan: Callable[[], Any] | None, kinds: set[str]) -> 
 
 
 class Tasks:
-    """The handlers of one worker by name. `wrap` puts those of the event loop inside another."""
+    """The handlers of one worker by name, and the schedules that they declare.
 
-    __slots__ = ("_by_name", "_fallback")
+    `wrap` puts the handlers of the event loop inside another.
+    """
+
+    __slots__ = ("_by_name", "_fallback", "schedules")
 
     def __init__(
         self, tasks: Iterable[Task], wrap: Callable[[Handler], Handler] | None = None
@@ -312,6 +317,7 @@ class Tasks:
         if not self._by_name:
             raise UsageError("a worker needs at least one task")
         self._fallback = self._by_name.get(ANY_TASK)
+        self.schedules = [_declared(each, each.schedule) for each in self if each.schedule]
 
     def find(self, name: str) -> Task | None:
         """The handler for this task name, else the one for "*", else None."""
@@ -332,5 +338,12 @@ class Tasks:
         """Which kinds of handlers there are."""
         return {each.kind for each in self._by_name.values()}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Task]:
         return iter(self._by_name.values())
+
+
+def _declared(task: Task, schedule: Schedule) -> Schedule:
+    """A declared schedule, with the payload of a call without arguments."""
+    payload = task.call().payload.decode()
+    template = msgspec.structs.replace(schedule.template, payload=payload)
+    return msgspec.structs.replace(schedule, template=template)

@@ -51,6 +51,7 @@ from tenure.worker.events import (
 )
 from tenure.worker.job import Attempt, Lifespan, Middleware, StopReason, through
 from tenure.worker.keeper import Keeper, KeeperThread
+from tenure.worker.plans import keep_schedules
 from tenure.worker.pools import HandlerPools
 from tenure.worker.task import Task, Tasks, is_child, where_children_find
 from tenure.worker.telemetry import Tracer, ensure_logs, mark_records
@@ -327,6 +328,8 @@ class Worker:
             for each in (source.settles.run(), source.reports.run(), source.run_upkeep()):
                 self._spawn(each)
             self._claimers[service.claimer] = self._spawn(service.claimer.run())
+            tasks = self._tasks if service is self._services[0] else None  # it gets declared ones
+            self._spawn(keep_schedules(source, self._context, tasks))
         if self.settings.watchdog_ms:
             self._spawn(self._feed_watchdog())
 

@@ -24,6 +24,7 @@ from tenure.core.seam import Query
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
 from tenure.store.redis import Redis
+from tenure.sync import Client
 from tests.contract.cli.conftest import Cli
 from tests.contract.stages import Staffing
 
@@ -316,3 +317,23 @@ def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
     assert (verdicts["M-10"].verdict, verdicts["M-10"].failed) == ("broken", ("b",))
     assert verdicts["M-2"].verdict == "broken"
     assert verdicts["M-1"].verdict == "not asked"
+
+
+def test_schedules_are_listed_and_removed(cli: Cli, queue_url: str) -> None:
+    with Client(queue_url) as client:
+        made = client.schedule("report", {"days": 7}, cron="0 3 * * *", tz="Europe/Berlin")
+        client.schedule("tidy", every_s=600)
+    tidy, report = cli("schedules", "--json").lines
+    assert (tidy["name"], tidy["every_ms"], tidy["next_ms"] > 0) == ("tidy", 600_000, True)
+    assert (report["task"], report["payload"]) == ("report", {"days": 7})
+    assert (report["cron"], report["tz"], report["next_ms"]) == (
+        "0 3 * * *", "Europe/Berlin", made.next_ms,
+    )  # fmt: skip
+    shown = cli("schedules").out
+    assert "every 600 s" in shown
+    assert "0 3 * * * Europe/Berlin" in shown
+    assert cli("schedules", "--remove", "tidy").code == 0
+    gone = cli("schedules", "--remove", "tidy")
+    assert gone.code != 0
+    assert "there is no schedule 'tidy'" in gone.err
+    assert [each["name"] for each in cli("schedules", "--json").lines] == ["report"]

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tenure.core.errors import InvalidJob
 from tenure.core.outcome import Retry
 from tenure.worker import Job, task
 
@@ -97,3 +98,19 @@ async def uses_async(job: Job) -> list[int]:
     job.state["uses"].append(job.attempt)
     assert job.state["loop"] is asyncio.get_running_loop()
     return [job.state["pid"], len(job.state["uses"])]
+
+
+@task("fan", process=True)
+def fan(job: Job) -> list[Any]:
+    """Submits a job from a child process, and what a queue refuses; then its children's results."""
+    child: str = job.submit("leaf", {"n": 1})
+    try:
+        job.submit("leaf", {"n": 2}, attempts=0)
+    except InvalidJob as error:
+        return [child, str(error), list(job.children())]
+    return []
+
+
+@task("afan", process=True)
+async def afan(job: Job) -> list[Any]:
+    return [await job.submit("leaf", {"n": 1}), list(await job.children())]

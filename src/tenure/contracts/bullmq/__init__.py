@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tenure.contracts.bullmq.producer import open_events as open_events
     from tenure.contracts.bullmq.producer import open_producer as open_producer
     from tenure.contracts.bullmq.queue import BullmqQueue as BullmqQueue
-    from tenure.contracts.bullmq.records import Children as Children
     from tenure.contracts.bullmq.records import Event as Event
     from tenure.contracts.bullmq.records import QueueEvents as QueueEvents
     from tenure.contracts.bullmq.records import QueueNews
+    from tenure.core.job import Children as Children
     from tenure.core.journal import StreamFormat
     from tenure.store.redis import Redis
 

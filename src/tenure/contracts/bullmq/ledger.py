@@ -16,22 +16,22 @@ from tenure.contracts.bullmq.options import (
     keys,
     unpack_options,
 )
+from tenure.contracts.bullmq.plans import BullmqSchedules
 from tenure.contracts.bullmq.records import (
     LISTS,
     STATES,
-    Children,
     Finder,
     events_by_job,
     json_or_text,
     read_children,
     read_events,
     state_keys,
-    text_of,
 )
+from tenure.contracts.bullmq.schedulers import read_schedulers
 from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, NotFound, UsageError
-from tenure.core.job import JobEvent, JobRecord, position
+from tenure.core.job import Children, JobEvent, JobRecord, position
 from tenure.core.journal import StreamFormat
 from tenure.core.seam import (
     PAGE_BYTES,
@@ -136,7 +136,10 @@ class BullmqLedger:
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(changes=self.changes)
+        return LedgerFeatures(
+            changes=self.changes,
+            schedules=BullmqSchedules(self._redis, self._options, self._scripts),
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None if there is none (any more)."""
@@ -368,17 +371,8 @@ class BullmqLedger:
 
     async def schedulers(self, *, start: int = 0, end: int = -1) -> list[SchedulerRecord]:
         """The schedulers, the next one due first."""
-        repeat = self._prefix + "repeat"
-        command = ("ZRANGE", repeat, start, end, "WITHSCORES")
-        flat = (await read_all(self._redis, [command]))[0] or ()
-        named = {text_of(each): due for each, due in zip(flat[::2], flat[1::2], strict=True)}
-        named.pop("", None)
-        hashes = await read_all(self._redis, [("HGETALL", f"{repeat}:{each}") for each in named])
-        return [
-            _scheduler(each, number(due), fields_of(flat))
-            for (each, due), flat in zip(named.items(), hashes, strict=True)
-            if flat is not None
-        ]
+        found = await read_schedulers(self._redis, self._prefix, start, end)
+        return [_scheduler(*each) for each in found]
 
     async def metrics(self, kind: str = "completed", *, start: int = 0, end: int = -1) -> Metrics:
         """Finished jobs per minute, if workers count them (`metrics_minutes`)."""

@@ -11,8 +11,9 @@ import msgspec
 from tenure.contracts.bullmq.options import CONTRACT, Options, keys, read_options
 from tenure.core.encoding import from_json
 from tenure.core.errors import JobFailed
-from tenure.core.job import JobEvent, JobRecord, position
+from tenure.core.job import Children, JobEvent, JobRecord, position
 from tenure.core.journal import JournalEvent
+from tenure.plans.flow import step_of
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import fields_of, number, read_all
 
@@ -115,24 +116,6 @@ def _extra(raw: dict[str, bytes], made: int, stalled: int) -> dict[str, Any]:
     return extra
 
 
-class Children(msgspec.Struct, frozen=True, kw_only=True):
-    """The children of a job by their keys, such as `bull:scenes:17`.
-
-    `results` are of those that completed, `failures` the reasons of those that failed and whose
-    failure is ignored. `fatal` are those whose failure fails the parent, `pending` those that have
-    not ended.
-    """
-
-    results: dict[str, Any]
-    failures: dict[str, str]
-    fatal: list[str]
-    pending: list[str]
-
-    def __bool__(self) -> bool:
-        """Whether there are any, in any state."""
-        return bool(self.results or self.failures or self.fatal or self.pending)
-
-
 async def read_children(redis: Redis, key: str) -> Children:
     """Read the four keys that a parent has for its children."""
     processed, failed, unsuccessful, pending = await read_all(
@@ -145,11 +128,21 @@ async def read_children(redis: Redis, key: str) -> Children:
         ],
     )
     return Children(
-        results={key: json_or_text(raw) for key, raw in fields_of(processed).items()},
+        results={key: json_or_text(raw) for key, raw in _in_order(fields_of(processed))},
         failures={key: raw.decode(errors="replace") for key, raw in fields_of(failed).items()},
         fatal=[key.decode() for key in unsuccessful or ()],
         pending=sorted(key.decode() for key in pending or ()),
     )
+
+
+def _in_order(results: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    """The results of children, those of a gather in the order of its jobs."""
+
+    def place(item: tuple[str, bytes]) -> int:
+        step = step_of(item[0].rpartition(":")[2])
+        return step.number if step is not None else -1
+
+    return sorted(results.items(), key=place)
 
 
 def json_or_text(raw: bytes | None) -> Any:

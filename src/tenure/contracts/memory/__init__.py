@@ -35,6 +35,8 @@ from tenure.core.seam import (
     WorkerBeat,
     first_page,
 )
+from tenure.plans.flow import StoredFlows
+from tenure.plans.schedule import StoredSchedules
 
 T = TypeVar("T")
 
@@ -58,6 +60,8 @@ class SharedStore:
         self.store = store
         self._lock = threading.Lock()
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self.records: dict[str, dict[str, str]] = {}
+        self.expiries: dict[str, int] = {}
 
     def run(self, step: Callable[[MemoryStore], T]) -> T:
         """Run one atomic step, and wake the waiters if it changed something."""
@@ -143,6 +147,48 @@ def forget(name: str) -> None:
         _shared.pop(name, None)
 
 
+class MemoryRecords:
+    """The records of one store."""
+
+    def __init__(self, shared: SharedStore) -> None:
+        self._run = shared.run
+        self._groups = shared.records
+        self._expiries = shared.expiries
+
+    async def read(self, group: str) -> tuple[int, dict[str, str]]:
+        return self._run(lambda store: (store.now_ms, dict(self._groups.get(group, {}))))
+
+    async def get(self, group: str, name: str) -> str:
+        return self._run(lambda store: self._groups.get(group, {}).get(name, ""))
+
+    async def swap(
+        self, group: str, name: str, before: str, after: str, *, keep_ms: int = 0
+    ) -> bool:
+        def step(store: MemoryStore) -> bool:
+            records = self._groups.setdefault(group, {})
+            if records.get(name, "") == before:
+                records[name] = after
+                if not after:
+                    del records[name]
+            if keep_ms:
+                self._expire(group, store.now_ms, keep_ms)
+            return records.get(name, "") == after
+
+        return self._run(step)
+
+    async def size(self, group: str) -> int:
+        return self._run(lambda store: len(self._groups.get(group, {})))
+
+    async def expire(self, group: str, keep_ms: int) -> None:
+        self._run(lambda store: self._expire(group, store.now_ms, keep_ms))
+
+    def _expire(self, group: str, now_ms: int, keep_ms: int) -> None:
+        self._expiries[group] = now_ms + keep_ms
+        for each in [group for group, ms in self._expiries.items() if ms <= now_ms]:
+            self._groups.pop(each, None)
+            del self._expiries[each]
+
+
 class Wire(Protocol):
     """How a step reaches the store. A simulation puts a network here that loses and delays."""
 
@@ -171,8 +217,13 @@ class MemoryQueue:
 
     @property
     def features(self) -> QueueFeatures:
-        """What it has beyond the seam: nothing."""
-        return QueueFeatures()
+        """What it has beyond the seam."""
+        records = MemoryRecords(self._shared)
+        return QueueFeatures(
+            contract="memory",
+            schedules=StoredSchedules(records),
+            flows=StoredFlows(records, self.submit),
+        )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._wire("submit", lambda store: [store.submit(job) for job in jobs])
@@ -214,12 +265,13 @@ class MemoryLedger:
     """Reads and manages the jobs of one store."""
 
     def __init__(self, shared: SharedStore) -> None:
+        self._shared = shared
         self._run = shared.run
 
     @property
     def features(self) -> LedgerFeatures:
-        """What it has beyond the seam: nothing."""
-        return LedgerFeatures()
+        """What it has beyond the seam."""
+        return LedgerFeatures(schedules=StoredSchedules(MemoryRecords(self._shared)))
 
     async def get(self, job_id: str) -> JobRecord | None:
         return self._run(

@@ -131,4 +131,5 @@ asyncio.run(main())""",
     foreign_writers=True,
     is_timed=True,
     submit_options=frozenset({"group"}),
+    has_flows=False,  # version 1 has no step that ends one job and begins another
 )

@@ -31,6 +31,7 @@ from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -43,6 +44,7 @@ from tenure.store.redis_queue import (
     safe_worker_id,
     submit_valid,
 )
+from tenure.store.redis_records import RedisRecords
 
 _TEND_MAX = 100
 _BLOCK_MS = 5_000
@@ -162,6 +164,7 @@ class OmniqQueue:
         self.slots = 0
         self._calls = Calls(redis, options.queue)
         self._claimer = OmniqClaimer(self._calls, options, self.worker_id)
+        self._schedules = StoredSchedules(RedisRecords(redis, f"{queue_base(options.queue)}:"))
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""
@@ -255,6 +258,8 @@ class OmniqQueue:
             lease_ms=self._options.timeout_ms,
             claim_max=BATCH_MAX,
             take_quarantined=self.take_quarantined,
+            contract=CONTRACT,
+            schedules=self._schedules,
         )
 
     def take_quarantined(self) -> list[Quarantined]:

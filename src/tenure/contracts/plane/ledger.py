@@ -46,7 +46,7 @@ class PlaneLedger:
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(unfinished=self.unfinished)
+        return LedgerFeatures(unfinished=self.unfinished, schedules=self._first.features.schedules)
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import check_least
@@ -180,6 +180,9 @@ class PlaneApi(Protocol):
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases."""
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for."""
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
         """Run a round of upkeep; `slots` is how many jobs the worker runs at once (0: unknown)."""

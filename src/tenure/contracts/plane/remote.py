@@ -15,6 +15,7 @@ from tenure.contracts.plane.model import CONTRACT, Claim, WorkerOptions, attempt
 from tenure.contracts.plane.queue import PlaneQueue, anonymous
 from tenure.contracts.plane.schemas import (
     BATCH_MAX,
+    ChildrenResult,
     ClaimedJob,
     ClaimResults,
     HeartbeatResult,
@@ -32,7 +33,7 @@ from tenure.core.errors import (
     StoreUnreachable,
     UsageError,
 )
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.core.registry import QueueUrl
@@ -184,6 +185,14 @@ class _RemotePlane:
             stored |= {at: each for (at, _), each in zip(batch, answer.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for."""
+        body = {"worker_id": self._worker_id, **_proof(lease)}
+        answer = await self._post("children", body, ChildrenResult)
+        if not answer.ok:
+            raise LeaseLost(lease.job_id, answer.reason)
+        return Children(results=answer.results)
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
         """Ask the plane for a round of upkeep."""

@@ -16,6 +16,8 @@ from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
+    ChildrenRequest,
+    ChildrenResult,
     ClaimRequest,
     ClaimResult,
     ClaimResults,
@@ -47,6 +49,7 @@ from tenure.contracts.plane.schemas import (
     failed_outcome,
     heartbeat_result,
     job_view,
+    lease_of,
     partial_lease,
     report_of,
     require,
@@ -446,6 +449,16 @@ class _WorkerRoutes:
         ]
         return Answer(200, ReportResults(results))
 
+    async def children(self, call: Call) -> Answer:
+        """The results of the jobs that a running job waited for."""
+        lease = lease_of(call.body)
+        _check_streams(call.caller, {lease.queue})
+        try:
+            found = await self._plane.children(lease)
+        except LeaseLost as lost:
+            return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
+        return Answer(200, ChildrenResult(ok=True, results=found.results))
+
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
         body: UpkeepRequest = call.body
@@ -464,6 +477,13 @@ class _WorkerRoutes:
             ("complete", "End with a result", self.complete, CompleteRequest, settle_reply),
             ("fail", "End without a result", self.fail, FailRequest, settle_reply),
             ("report", "Publish news of an attempt", self.report, ReportRequest, ReportResults),
+            (
+                "children",
+                "Read the results a job waited for",
+                self.children,
+                ChildrenRequest,
+                ChildrenResult,
+            ),
             ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
         return [_worker_endpoint(*row) for row in rows]

@@ -246,6 +246,17 @@ class ReportResults(msgspec.Struct, frozen=True):
     results: list[ReportResult]
 
 
+class ChildrenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of the jobs that a running job waited for, by their ids and in their order.
+
+    Without the lease there are none; `reason` says why.
+    """
+
+    ok: bool
+    results: dict[str, Any] = {}
+    reason: str = ""
+
+
 class SubmitResults(msgspec.Struct, frozen=True):
     """The answers to a batch of new jobs, in its order."""
 
@@ -270,6 +281,16 @@ class ReportRequest(RequestBody, frozen=True):
 
     worker_id: _Id
     reports: Annotated[list[ReportItem], Meta(max_length=BATCH_MAX)]
+
+
+class ChildrenRequest(RequestBody, frozen=True):
+    """Asks for the results of the jobs that a running job waited for."""
+
+    worker_id: _Id
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
 
 
 class UpkeepRequest(RequestBody, frozen=True):
@@ -515,6 +536,11 @@ def report_of(item: ReportItem) -> Report:
         data=_utf8(item.data),
         progress=_utf8(item.progress),
     )
+
+
+def lease_of(item: ChildrenRequest) -> Lease:
+    """The lease that a request names."""
+    return _lease(item, "")
 
 
 def _utf8(raw: msgspec.Raw) -> bytes:

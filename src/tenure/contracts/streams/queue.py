@@ -35,6 +35,8 @@ from tenure.core.outcome import COMPLETED, Outcome, Verdict, verdict_of
 from tenure.core.portable import check_job_options
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.plans.flow import StoredFlows
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
@@ -49,6 +51,7 @@ from tenure.store.redis_queue import (
     safe_worker_id,
     submit_valid,
 )
+from tenure.store.redis_records import RedisRecords
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
 _TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
@@ -88,6 +91,9 @@ class StreamsQueue:
         self._loaded = False
         self._quarantine = Quarantine()
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
+        records = RedisRecords(redis, f"{options.namespace}jobs:")
+        self._schedules = StoredSchedules(records)
+        self._flows = StoredFlows(records, self.submit)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""
@@ -180,7 +186,13 @@ class StreamsQueue:
     @property
     def features(self) -> QueueFeatures:
         """What it has beyond the seam."""
-        return QueueFeatures(claim_max=BATCH_MAX, take_quarantined=self.take_quarantined)
+        return QueueFeatures(
+            claim_max=BATCH_MAX,
+            take_quarantined=self.take_quarantined,
+            contract=CONTRACT,
+            schedules=self._schedules,
+            flows=self._flows,
+        )
 
     def take_quarantined(self) -> list[Quarantined]:
         """Records quarantined since the last call."""
