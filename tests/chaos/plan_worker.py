@@ -27,7 +27,7 @@ async def tick(job: Job) -> None:
 @task("add")
 async def add(job: Job, n: int) -> int:
     """Its number, and the results before it."""
-    before: list[int] = list(await job.children())
+    before: list[int] = list(await job.children)
     return n + sum(before)
 
 

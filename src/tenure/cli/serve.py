@@ -249,7 +249,7 @@ def _run_reloading(
     given = {**flags, "reload": False, "drain_timeout_s": None}
     command = [*_worker_command(targets, given), "--drain-timeout", str(drain_s)]
     for url in queue_urls:
-        command += ["--from", url]
+        command += ["--queue", url]
     folders = {Path(each).resolve().parent if each.endswith(".py") else Path() for each in targets}
 
     def changed(changes: set[Any]) -> None:

@@ -275,7 +275,7 @@ class Client:
     async def chain(self, *calls: Call[Any] | Task[[], Any] | Named, id: str = "") -> Handle[Any]:  # noqa: A002
         """Store jobs that run one after another; the handle is that of the last one.
 
-        A handler finds the result of the job before it in `await job.children()`. If a job fails
+        A handler finds the result of the job before it in `await job.children`. If a job fails
         for good, the later ones do not run, and the handle raises that job's error. The same `id`
         again is the same chain. Steps get their ids from the chain, so calls have no id and no key.
         """
@@ -294,7 +294,7 @@ class Client:
     async def gather(self, calls: Iterable[Any], *, then: Any, id: str = "") -> Handle[Any]:  # noqa: A002
         """Store jobs that run side by side, and one that runs when all are done: its handle.
 
-        Its handler gets their results, in their order, by iterating over `await job.children()`.
+        Its handler gets their results, in their order, by iterating over `await job.children`.
         Failures and `id` are as with `chain`.
         """
         last, result_type = self._step(then)

@@ -215,10 +215,11 @@ class Job(msgspec.Struct, eq=False):
         self._payload = data
         return self._report(self._attempt, news)
 
+    @property
     def children(self) -> Any:
         """The jobs that this one waited for, as `Children`: iterating gives their results.
 
-        `await` it in an `async def` handler; in a thread or process handler it is a plain call.
+        `await job.children` in an `async def` handler; elsewhere `job.children` waits by itself.
         """
         return self._asked("children", b"null")
 

@@ -238,10 +238,10 @@ async def test_a_handler_sees_the_options_of_its_job(bench: Bench) -> None:
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_a_handler_asks_for_the_results_of_its_children(bench: Bench, kind: str) -> None:
     async def in_the_loop(job: Job) -> Any:
-        return (await job.children()).results
+        return (await job.children).results
 
     def in_a_thread(job: Job) -> Any:
-        return job.children().results
+        return job.children.results
 
     @task("child")
     async def child(job: Job) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
@@ -16,11 +15,11 @@ import urllib.request
 from ast import Constant, Expr, Import, ImportFrom, parse, walk
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tenure import Worker
-from tests.contract.cli.conftest import Program
+from tests.contract.cli.conftest import Program, wait_until
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -87,6 +86,7 @@ def stand(tmp_path: Path, redis_url: str) -> Iterator[Stand]:
         ("progress_and_cancel.py", "main", "at 3 requested\ncancelled"),
         ("backoff.py", "main", "attempt 3"),
         ("pydantic_models.py", "main", "9.0"),
+        ("fan_in.py", "main", "6\n4"),
     ],
 )
 def test_a_program_prints_what_it_is_for(stand: Stand, name: str, queue: str, prints: str) -> None:
@@ -113,9 +113,24 @@ def test_fastapi_submits_awaits_and_works(stand: Stand, free_port: int) -> None:
     assert post(f"http://127.0.0.1:{free_port}/greetings/Ada") == '"Hello, Ada"'
 
 
-@pytest.mark.skipif(
-    "lifespan" not in inspect.signature(Worker).parameters, reason="a worker has no lifespan yet"
-)
+def test_a_task_runs_by_the_clock(stand: Stand) -> None:
+    stand.work("cron.py")
+    wait_until(lambda: listed(stand, "schedules"), every_s=0.5)
+    (schedule,) = listed(stand, "schedules")
+    assert (schedule["cron"], schedule["tz"]) == ("0 3 * * *", "Europe/Berlin")
+    program = stand.folder / "cron.py"
+    program.write_text(program.read_text().replace("0 3 * * *", "* * * * * *"))
+    stand.work("cron.py")
+    wait_until(lambda: "done" in [job["state"] for job in listed(stand, "ls")], every_s=0.5)
+
+
+def listed(stand: Stand, command: str) -> list[dict[str, Any]]:
+    """What a command lists of the queue `main`."""
+    program = stand.start(command, "--queue", "main", "--json")
+    assert program.ended() == 0, program.words
+    return [json.loads(line) for line in program.out]
+
+
 def test_a_model_is_loaded_once(stand: Stand) -> None:
     worker = stand.start("model_once.py", module="")
     worker.heard("loading the model")
@@ -159,7 +174,7 @@ def test_every_program_is_as_long_as_the_page_says() -> None:
     }
     peers = {f"peers/{path.name}" for path in (EXAMPLES / "peers").glob("*.py")}
     assert peers <= shown.keys()
-    assert len(shown.keys() - peers) >= 10
+    assert len(shown.keys() - peers) == 12
 
 
 def test_submitting_and_awaiting_takes_three_lines() -> None:

@@ -24,18 +24,18 @@ SOON_S = 20.0
 @task("add")
 async def add(job: Job, n: int) -> int:
     """The sum of its own number and of the results before it."""
-    before: list[int] = list(await job.children())
+    before: list[int] = list(await job.children)
     return n + sum(before)
 
 
 @task("double")
 def double(job: Job) -> list[int]:
-    return [2 * n for n in job.children()]
+    return [2 * n for n in job.children]
 
 
 @task("total")
 async def total(job: Job) -> list[int]:
-    return list(await job.children())
+    return list(await job.children)
 
 
 @task("break")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 from mypy import api
 
-from tenure import Worker
 from tests.tidy.reading import ROOT, SRC
 
 PROGRAM = """
@@ -100,8 +98,6 @@ def test_mypy_finds_wrong_parameters_and_wrong_results_and_nothing_else(
 
 EXAMPLES = ROOT / "examples"
 NAMES = [path.name for path in sorted(EXAMPLES.glob("*.py"))]
-if "lifespan" not in inspect.signature(Worker).parameters:  # it comes with the worker's issue
-    NAMES.remove("model_once.py")
 
 
 def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> str:

@@ -107,10 +107,10 @@ def fan(job: Job) -> list[Any]:
     try:
         job.submit("leaf", {"n": 2}, attempts=0)
     except InvalidJob as error:
-        return [child, str(error), list(job.children())]
+        return [child, str(error), list(job.children)]
     return []
 
 
 @task("afan", process=True)
 async def afan(job: Job) -> list[Any]:
-    return [await job.submit("leaf", {"n": 1}), list(await job.children())]
+    return [await job.submit("leaf", {"n": 1}), list(await job.children)]

@@ -21,8 +21,8 @@ async def leaf(n: int) -> int:
 
 @task("sum")
 def total(job: Job) -> Any:
-    later = job.submit("leaf", {"n": sum(job.children())}, delay_s=60)
-    return {"later": later, "sum": sum(job.children())}
+    later = job.submit("leaf", {"n": sum(job.children)}, delay_s=60)
+    return {"later": later, "sum": sum(job.children)}
 
 
 async def test_a_handler_in_a_process_submits_and_reads_results() -> None:
