@@ -35,7 +35,7 @@ from tenure.core.errors import (
     UsageError,
 )
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import Failure, Outcome
+from tenure.core.outcome import Cancel, Failure, Outcome, Park, RateLimit, Snooze
 from tenure.core.retry import RetryPolicy, delay_ms, failure_of
 from tenure.worker.config import Settings
 from tenure.worker.job import Attempt, attempt_facts
@@ -81,6 +81,24 @@ class HandlerFailed(TenureError):
         self.code = failure.code
         if failure.stack:
             self.__cause__ = RemoteTraceback(failure.stack)
+
+
+def error_of(outcome: Outcome) -> Exception:
+    """What a handler raised in its child process: the same signal, else `HandlerFailed`."""
+    after_s = outcome.delay_ms / 1000
+    match outcome.kind, outcome.until:
+        case "snooze", "rate_limit":
+            return RateLimit(after_s)
+        case "snooze", "children":
+            return Park()
+        case "snooze", _:
+            return Snooze(after_s)
+        case "cancel", _:
+            return Cancel(outcome.failure.message if outcome.failure is not None else "")
+        case "release", _:
+            return LeaseLost(outcome.lease.job_id, "this attempt is over")
+        case _:
+            return HandlerFailed(outcome)
 
 
 def completed_outcome(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outcome:

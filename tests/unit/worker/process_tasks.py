@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.core.errors import InvalidJob
-from tenure.core.outcome import Retry
+from tenure.core.outcome import Retry, Snooze
 from tenure.worker import Job, task
 
 
@@ -52,6 +52,11 @@ def die(job: Job) -> None:
 @task("raise", process=True)
 def raising(job: Job) -> None:
     raise Retry(1.5, "not yet")
+
+
+@task("snooze", process=True)
+def snoozing(job: Job) -> None:
+    raise Snooze(60)
 
 
 @task("odd", process=True)

@@ -159,12 +159,12 @@ async def test_middleware_surrounds_handlers_in_processes() -> None:
         try:
             value = await call_next(attempt)
         except Exception as error:
-            seen.append((attempt.task, str(error)))
+            seen.append((attempt.task, type(error).__name__, str(error)))
             raise
         seen.append((attempt.task, type(value)))
         return {**value, "more": 1} if attempt.payload.get("change") else value
 
-    tasks = [child.pid, child.broken, child.raising]
+    tasks = [child.pid, child.broken, child.raising, child.snoozing]
     async with serving(*tasks, middleware=[watch], max_attempts=2) as queue:
         plain = await (await queue.client.submit("pid", {})).result(timeout_s=30)
         assert set(plain) == {"pid", "payload", "attempt"}
@@ -174,11 +174,13 @@ async def test_middleware_surrounds_handlers_in_processes() -> None:
             await (await queue.client.submit("broken", {}, attempts=1)).result(timeout_s=30)
         handle = await queue.client.submit("raise", {})
         await until_scheduled(handle)  # as it was judged in the child
+        await until_scheduled(await queue.client.submit("snooze", {}))
     assert seen == [
         ("pid", dict),
         ("pid", dict),
-        ("broken", "division by zero"),
-        ("raise", "not yet"),
+        ("broken", "HandlerFailed", "division by zero"),
+        ("raise", "HandlerFailed", "not yet"),
+        ("snooze", "Snooze", "the handler snoozed the job"),
     ]
 
 

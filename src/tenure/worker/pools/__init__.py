@@ -17,7 +17,7 @@ from tenure.core.outcome import Outcome
 from tenure.worker.config import Capacity
 from tenure.worker.job import WRITTEN, Attempt, Job, Middleware, through
 from tenure.worker.pools.processes import ProcessPool
-from tenure.worker.settle import HandlerFailed, completed_outcome
+from tenure.worker.settle import completed_outcome, error_of
 from tenure.worker.task import Task, Where
 
 _ThreadCall = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
@@ -137,19 +137,23 @@ async def _run_inside(
         return await through(middleware, lambda _: run(attempt, task, begun))(attempt.job)
     outcome: Outcome
     value: Any = None
+    raised: Exception | None = None
 
     async def call(_: Job) -> Any:
-        nonlocal outcome, value
+        nonlocal outcome, value, raised
         outcome = await run(attempt, task, begun)
         if outcome.kind != "complete":
-            raise HandlerFailed(outcome)
+            raised = error_of(outcome)
+            raise raised
         value = from_json(outcome.result)
         return value
 
     try:
         returned = await through(middleware, call)(attempt.job)
-    except HandlerFailed as error:
-        return error.outcome
+    except Exception as error:
+        if error is raised:
+            return outcome
+        raise
     if returned is value:
         return outcome
     return completed_outcome(attempt.lease, returned, partial(attempt.source.report, attempt))
