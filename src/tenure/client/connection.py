@@ -85,8 +85,7 @@ class Connection:
         found = self.queue.features.schedules
         if found is None:
             raise UsageError(
-                f"{parse_url(self.url).safe} has no schedules: an outbox has none, and a worker's "
-                "side over HTTP has those at the database behind it",
+                f"{parse_url(self.url).safe} has no schedules: it is an outbox",
                 contract=self.contract,
             )
         return found

@@ -121,6 +121,13 @@ ASKED: dict[str, Ask] = {
     "POST /internal/worker/report": worker(reports=[HELD | {"step": "s"}]),
     "POST /internal/worker/children": worker(**HELD),
     "POST /internal/worker/upkeep": worker(),
+    "GET /v1/plane/schedules": READ,
+    "PUT /v1/plane/schedules/{name}": Ask(
+        lambda it: "/v1/plane/schedules/nightly",
+        lambda it: {"task": "t", "payload": {}, "every_ms": 3_600_000, "stream": "b"},
+        whole=True,
+    ),
+    "DELETE /v1/plane/schedules/{name}": Ask(lambda it: "/v1/plane/schedules/nightly", whole=True),
     "POST /transcode": Ask(body=lambda it: TRANSCODE, foreign=False),
     "GET /transcode/status": job("inbox", path="/transcode/status?job_id={}".format),
     "PUT /transcode/credentials": job(
@@ -404,8 +411,8 @@ async def test_a_tenant_adds_little_to_the_audit_log_by_acts_on_its_own_objects(
 async def test_every_route_that_reads_many_objects_has_the_places_of_searches(town: Town) -> None:
     """By the document: each GET whose answer has a list, and those that count jobs."""
     # The settings; attempts and events of one job; a page of the journal, read once for all.
-    one = "/v1/plane/jobs/{job_id}"
-    few = ("/api/outboxes", one, f"{one}/history", "/v1/plane/news")
+    one, plans = "/v1/plane/jobs/{job_id}", "/v1/plane/schedules"
+    few = ("/api/outboxes", one, f"{one}/history", "/v1/plane/news", plans)
     counting = ["/metrics", "/api/autoscale/{queue}", "/api/jobs/count", "/api/audit/export"]
     document = json.loads(town.gateway.openapi)
 

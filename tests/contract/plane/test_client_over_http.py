@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from tenure import Client, JobFailed, NotFound
 from tenure.core.errors import UsageError
 from tests.contract.adapters import Servers, adapters
-from tests.contract.gateway.web import Web
+from tests.contract.gateway.web import JSON, Web
 from tests.contract.plane.conftest import Site
 from tests.contract.stages import StoredStage
 from tests.contract.suite import test_client as suite
+from tests.contract.suite import test_schedules as schedules
 from tests.contract.suite.serving import serving
 
 SOON_S = 20.0
@@ -34,6 +36,11 @@ HELD = [
     suite.test_a_waiting_job_is_cancelled_at_once,
     suite.test_a_running_job_is_cancelled_through_its_worker,
     suite.test_any_number_of_handles_waits_on_one_connection,
+    schedules.test_a_schedule_is_stored_listed_and_removed,
+    schedules.test_the_same_schedule_again_changes_nothing_and_another_one_replaces_it,
+    schedules.test_a_schedule_refuses_what_it_cannot_mean,
+    schedules.test_the_jobs_of_a_declared_schedule_run_once_each_at_their_times,
+    schedules.test_a_schedule_that_is_declared_no_more_is_removed,
 ]
 
 
@@ -89,6 +96,44 @@ async def test_what_has_no_route_is_refused_with_the_address_that_has_it(servers
         for ask in (missing.result, missing.status, missing.cancel):
             with pytest.raises(NotFound):
                 await ask()
+
+
+async def test_a_key_for_a_stream_reaches_the_schedules_of_that_stream(site: Site) -> None:
+    gateway = await site.gateway(site.url(streams="now,later"), anonymous=False)
+    scopes = ("jobs:work", "stream:now"), ("jobs:work", "stream:later"), ("jobs:write",)
+    keys = [(await site.ring.create(each, "k"))[1] for each in scopes]
+    now, later, producer = [Web(gateway.url, {"x-api-key": key}) for key in keys]
+    path, hourly = "/v1/plane/schedules/hourly", {"task": "t", "payload": 1, "every_ms": 3_600_000}
+    assert (await producer.send("PUT", path, json.dumps(hourly).encode(), JSON)).status == 403
+    assert (await later.send("PUT", path, json.dumps(hourly).encode(), JSON)).status == 403
+    assert (await now.send("PUT", path, json.dumps(hourly).encode(), JSON)).status == 200
+    moved = json.dumps(hourly | {"stream": "later"}).encode()
+    assert (await later.send("PUT", path, moved, JSON)).status == 403, "it is one of another stream"
+    assert (await later.send("DELETE", path)).status == 403
+    seen = [(await each.get("/v1/plane/schedules")).json["schedules"] for each in (now, later)]
+    assert [[each["name"] for each in found] for found in seen] == [["hourly"], []]
+    assert (await now.send("DELETE", path)).json == {"removed": True}
+    assert (await now.send("DELETE", path)).json == {"removed": False}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"every_ms": 0}, "either cron"),
+        ({"cron": "* * *", "every_ms": 0}, "cron pattern"),
+        ({"stream": "nowhere"}, "streams"),
+        ({"every": 7}, "every"),
+    ],
+)
+async def test_a_schedule_that_cannot_work_is_refused(
+    site: Site, wrong: dict[str, Any], says: str
+) -> None:
+    gateway = await site.gateway()
+    body = {"task": "t", "payload": {}, "every_ms": 3_600_000} | wrong
+    path = "/v1/plane/schedules/hourly"
+    said = await Web(gateway.url).send("PUT", path, json.dumps(body).encode(), JSON)
+    assert said.status in (400, 422)
+    assert says in said.body.decode()
 
 
 async def test_a_client_hears_of_its_own_jobs_alone(site: Site) -> None:

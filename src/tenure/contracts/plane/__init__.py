@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenure.contracts.plane.ledger import PlaneJournal, PlaneLedger
     from tenure.contracts.plane.model import PlaneOptions, WorkerOptions
     from tenure.contracts.plane.queue import PlaneQueue
-    from tenure.contracts.plane.remote_ledger import RemoteLedger, RemoteNews
+    from tenure.contracts.plane.remote.ledger import RemoteLedger, RemoteNews
     from tenure.core.endpoint import Endpoint, Submits
     from tenure.core.journal import SqlFormat
     from tenure.sql.engine import Engine
@@ -44,7 +44,7 @@ MACHINE = Machine(
 
 def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
     if url.store.startswith("http"):
-        from tenure.contracts.plane.remote import open_remote  # imports ssl
+        from tenure.contracts.plane.remote.queue import open_remote  # imports ssl
 
         return open_remote(url, worker_id=worker_id)
     from tenure.contracts.plane.plane import LocalQueue, Plane
@@ -57,7 +57,7 @@ def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
 
 def _open_ledger(url: QueueUrl) -> PlaneLedger | RemoteLedger:
     if url.store.startswith("http"):
-        from tenure.contracts.plane.remote_ledger import open_remote_ledger
+        from tenure.contracts.plane.remote.ledger import open_remote_ledger
 
         return open_remote_ledger(url)
     from tenure.contracts.plane.ledger import PlaneLedger
@@ -76,7 +76,7 @@ def _open_news(url: QueueUrl) -> PlaneJournal | RemoteNews:
     """What names the jobs that move: the journal, or over HTTP a long poll."""
     if not url.store.startswith("http"):
         return _open_journal(url)
-    from tenure.contracts.plane.remote_ledger import open_remote_news
+    from tenure.contracts.plane.remote.ledger import open_remote_news
 
     return open_remote_news(url)
 

@@ -13,7 +13,7 @@ from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import check_least
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Schedules, Upkeep
 from tenure.sql.engine import PLANE, QueueSettings, SqlOptions
 
 CONTRACT = "plane"
@@ -165,6 +165,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlaneApi(Protocol):
     """The calls of a plane for workers and producers."""
+
+    schedules: Schedules
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; `options["stream"]` says where, else it is the first stream."""

@@ -28,7 +28,7 @@ from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
 from tenure.core.retry import delay_ms, exponential
-from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Schedules, Upkeep
 from tenure.plans.flow import StoredFlows, continued, step_of
 from tenure.plans.schedule import StoredSchedules
 from tenure.sql.engine import PLANE, Engine
@@ -93,7 +93,7 @@ class Plane:
                 resend_ms=options.resend_ms,
             )
         records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
-        self.schedules = StoredSchedules(records)
+        self.schedules: Schedules = StoredSchedules(records)
         self.flows = StoredFlows(records, self.submit)
         self._has_priority = redis is None
         calls = calls_max(engine)
@@ -403,6 +403,5 @@ class LocalQueue(PlaneQueue):
             take_quarantined=self.plane.take_quarantined,
             start=self.plane.start,
             drain=self.plane.drain,
-            schedules=self.plane.schedules,
             flows=self._flows,
         )

@@ -61,7 +61,11 @@ class PlaneQueue:
     def features(self) -> QueueFeatures:
         """What it has beyond the seam."""
         return QueueFeatures(
-            claim_max=_LIMIT_MAX, holds_nul=False, contract=CONTRACT, flows=WorkerFlows(self._api)
+            claim_max=_LIMIT_MAX,
+            holds_nul=False,
+            contract=CONTRACT,
+            schedules=self._api.schedules,
+            flows=WorkerFlows(self._api),
         )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:

@@ -14,6 +14,7 @@ from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Claim, fence_of
 from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
+from tenure.contracts.plane.schedules import ScheduleRoutes
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
     ChildrenRequest,
@@ -554,4 +555,6 @@ def open_routes(
 
 def open_worker_routes(queue: HasPlane) -> list[Endpoint]:
     """The endpoints of workers."""
-    return _WorkerRoutes(queue.plane).endpoints()
+    plane = queue.plane
+    schedules = ScheduleRoutes(plane.schedules, plane.streams, _check_streams)
+    return _WorkerRoutes(plane).endpoints() + schedules.endpoints()

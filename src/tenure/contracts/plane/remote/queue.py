@@ -1,18 +1,26 @@
-"""The client of a plane over HTTP."""
+"""The queue of a plane over HTTP, and its schedules."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from tenure.contracts.plane.model import CONTRACT, Claim, WorkerOptions, attempt_id_of
 from tenure.contracts.plane.queue import PlaneQueue, anonymous
+from tenure.contracts.plane.schedules import (
+    NewPlaneSchedule,
+    PlaneSchedule,
+    PlaneSchedules,
+    Unscheduled,
+    schedule_of,
+    view_of,
+)
 from tenure.contracts.plane.schemas import (
     BATCH_MAX,
     ChildrenResult,
@@ -33,11 +41,11 @@ from tenure.core.errors import (
     StoreUnreachable,
     UsageError,
 )
-from tenure.core.job import Children, NewJob, Submitted
+from tenure.core.job import Children, NewJob, Schedule, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.core.registry import QueueUrl
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Schedules, Upkeep
 from tenure.egress import (
     Client,
     Disconnected,
@@ -49,6 +57,7 @@ from tenure.egress import (
 )
 from tenure.store import resend
 
+_SCHEDULES = "/v1/plane/schedules"
 _CONNECT_MS = 5_000
 _ANSWER_BYTES_MAX = 256 << 20
 _ENVELOPE_BYTES = 4_096  # what a request holds besides its items, and an item besides its result
@@ -101,12 +110,19 @@ class _RemotePlane:
     """A plane at a URL."""
 
     def __init__(
-        self, http: PlaneHttp, *, worker_id: str, answer_ms: int, body_bytes_max: int
+        self,
+        http: PlaneHttp,
+        *,
+        worker_id: str,
+        answer_ms: int,
+        body_bytes_max: int,
+        stream: str = "",
     ) -> None:
         self._http = http
         self._worker_id = worker_id
         self._answer_s = answer_ms / 1000
         self._bytes_max = body_bytes_max - _ENVELOPE_BYTES
+        self.schedules: Schedules = _RemoteSchedules(self, stream)
 
     async def claim(self, claim: Claim) -> list[Lease]:
         """Take leases; the plane delays its answer while there are none."""
@@ -231,10 +247,48 @@ class _RemotePlane:
 
     async def _post(self, verb: str, body: Any, answer: type[T], *, wait_ms: int = 0) -> T:
         path = verb if verb.startswith("/") else f"/internal/worker/{verb}"
+        return await self.call("POST", path, answer, msgspec.json.encode(body), wait_ms=wait_ms)
+
+    async def call(
+        self, method: str, path: str, answer: type[T], body: bytes = b"", *, wait_ms: int = 0
+    ) -> T:
+        """Send one request; the body of its answer."""
         timeout_s = self._answer_s + wait_ms / 1000
-        sent = msgspec.json.encode(body)
-        status, raw = await self._http.send("POST", path, sent, timeout_s=timeout_s)
+        status, raw = await self._http.send(method, path, body, timeout_s=timeout_s)
         return read_answer(self._http.url, path, status, raw, answer)
+
+
+class _RemoteSchedules:
+    """The schedules of a plane, which stores their jobs itself, in `stream` if they name none."""
+
+    def __init__(self, plane: _RemotePlane, stream: str) -> None:
+        self._plane = plane
+        self._stream = stream
+
+    async def put(self, schedule: Schedule) -> Schedule:
+        """Store a schedule under its name, or change it; as it is now."""
+        view = view_of(schedule)
+        fields = NewPlaneSchedule.__struct_fields__
+        given = {name: getattr(view, name) for name in fields}
+        body = msgspec.json.encode(given | {"stream": view.stream or self._stream})
+        path = f"{_SCHEDULES}/{quote(schedule.name, safe='')}"
+        return schedule_of(await self._plane.call("PUT", path, PlaneSchedule, body))
+
+    async def list(self) -> Sequence[Schedule]:
+        """All schedules, the next one due first."""
+        answer = await self._plane.call("GET", _SCHEDULES, PlaneSchedules)
+        return [schedule_of(each) for each in answer.schedules]
+
+    async def remove(self, name: str) -> bool:
+        """Remove a schedule; False if there is none."""
+        path = f"{_SCHEDULES}/{quote(name, safe='')}"
+        return (await self._plane.call("DELETE", path, Unscheduled)).removed
+
+    async def enqueue_due(
+        self, submit: Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]], ahead_ms: int
+    ) -> Sequence[Schedule]:
+        """Nothing to do: the plane does it with its upkeep."""
+        return ()
 
 
 def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
@@ -246,6 +300,7 @@ def open_remote(url: QueueUrl, *, worker_id: str = "") -> PlaneQueue:
         worker_id=worker_id,
         answer_ms=options.answer_ms,
         body_bytes_max=options.body_bytes_max,
+        stream=next(iter(options.names), ""),
     )
     return PlaneQueue(remote, streams=options.names, worker_id=worker_id)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tenure.contracts.plane.model import CONTRACT
 from tenure.contracts.plane.news import PlaneNews
-from tenure.contracts.plane.remote import PlaneHttp, open_http, read_answer
+from tenure.contracts.plane.remote.queue import PlaneHttp, open_http, read_answer
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
