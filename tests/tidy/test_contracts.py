@@ -20,7 +20,6 @@ OURS = re.compile(rf"(?:^|_)(?:{'|'.join(set(NAMES) - {'streams', 'plane', 'inbo
 ALLOWED = {
     ("core/config.py", "streams"): "the contract of the queue that is used by default",
     ("cli/keys.py", "streams"): "the quota of open event streams",
-    ("core/registry.py", "streams+redis"): "the example in the answer to what is no queue URL",
     ("gateway/http/guard.py", "streams"): "the quota of open event streams",
     ("gateway/http/routes.py", "streams"): "routes that keep to the streams of a key",
     ("pipeline/source/journal.py", "streams+redis"): "the example in an error message",

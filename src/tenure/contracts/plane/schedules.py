@@ -43,7 +43,7 @@ class NewPlaneSchedule(RequestBody, frozen=True):
 class PlaneSchedule(NewPlaneSchedule, frozen=True):
     """A schedule as it is: `next_ms` is its next time, `last_id` the job of the last one."""
 
-    name: str
+    name: str = ""
     next_ms: int = 0
     last_ms: int = 0
     last_id: str = ""
@@ -70,7 +70,7 @@ class ScheduleRoutes:
         self._streams = streams
         self._check = check
 
-    async def list(self, call: Call) -> Answer:
+    async def show(self, call: Call) -> Answer:
         """Those that the caller's key is good for."""
         kept = call.caller.streams
         found = [view_of(each) for each in await self._schedules.list()]
@@ -113,7 +113,7 @@ class ScheduleRoutes:
                 operation="listPlaneSchedules",
                 summary="The schedules of the plane",
                 right=Right("jobs:work", "all", streams=True),
-                handle=self.list,
+                handle=self.show,
                 replies={200: Reply("The next one due comes first.", PlaneSchedules)},
                 tag="plane",
             ),

@@ -41,6 +41,7 @@ _PATH_PARAMETERS = {
     "job_id": "The job's id: a UUID, or up to 128 letters, digits and _ . : @ -",
     "queue": "The queue's name, as in GET /api/queues.",
     "bulk_id": "The id of an action on many jobs, as POST /api/bulk answered it.",
+    "name": "The schedule's name: up to 100 letters, digits and _ . -",
 }
 _KEYS = [
     Security(HTTPBearer(scheme_name="bearer", auto_error=False)),
