@@ -21,7 +21,7 @@ async def add_up(job: Job) -> int:
 
 @task("double")
 async def double(job: Job) -> int:
-    return 2 * sum(await job.children)
+    return int(2 * sum(await job.children))
 
 
 async def main() -> None:
