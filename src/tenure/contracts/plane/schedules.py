@@ -93,7 +93,7 @@ class ScheduleRoutes:
         return Answer(200, Unscheduled(await self._schedules.remove(call.path["name"])))
 
     async def _check_stored(self, call: Call) -> None:
-        """Refuse to change a schedule of a stream that the key is not good for."""
+        """Refuse to change a schedule that is of a stream for which the key is not good."""
         if call.caller.streams:
             found = [
                 each for each in await self._schedules.list() if each.name == call.path["name"]
