@@ -202,16 +202,14 @@ async def test_workers_are_seen_with_what_they_hold(place: Place) -> None:
 
 async def test_schedules_are_listed_and_shown(place: Place) -> None:
     async with Client(served_url(place.stage)) as client:
-        made = await client.schedule(
-            "report", {"key": "unlisted"}, cron="0 3 * * *", name="nightly"
-        )
+        made = await client.schedule("report", {"key": "unseen"}, cron="0 3 * * *", name="nightly")
     (shown,) = (await place.web.get("/api/schedules")).json["schedules"]
     assert (shown["name"], shown["task"], shown["times"]) == ("nightly", "report", "0 3 * * *")
     assert (shown["queue"], shown["next_ms"], shown["tz"]) == (place.name, made.next_ms, "UTC")
     page = (await place.web.get("/queues")).body.decode()
     assert "nightly" in page
     assert "0 3 * * *" in page
-    assert "unlisted" not in page
+    assert "unseen" not in page
 
 
 async def test_figures_follow_the_journal(place: Place) -> None:

@@ -125,9 +125,11 @@ ASKED: dict[str, Ask] = {
     "PUT /v1/plane/schedules/{name}": Ask(
         lambda it: "/v1/plane/schedules/nightly",
         lambda it: {"task": "t", "payload": {}, "every_ms": 3_600_000, "stream": "b"},
-        whole=True,
+        foreign=False,
     ),
-    "DELETE /v1/plane/schedules/{name}": Ask(lambda it: "/v1/plane/schedules/nightly", whole=True),
+    "DELETE /v1/plane/schedules/{name}": Ask(
+        lambda it: "/v1/plane/schedules/nightly", foreign=False
+    ),
     "POST /transcode": Ask(body=lambda it: TRANSCODE, foreign=False),
     "GET /transcode/status": job("inbox", path="/transcode/status?job_id={}".format),
     "PUT /transcode/credentials": job(
