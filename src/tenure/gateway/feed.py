@@ -24,13 +24,12 @@ from tenure.core.errors import ServerError, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
-from tenure.core.seam import EventWaiter, Journal, is_full
+from tenure.core.seam import NOW, EventWaiter, Journal, is_full
 from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, frame_without_id, position
 
 _log = structlog.get_logger("tenure.gateway")
 
 
-_NOW = "$"
 _PAGE = 500
 _CHUNK = 500
 _CHUNK_EVENTS_MAX = 1000  # a ledger returns at most so many events of a job at once
@@ -194,10 +193,10 @@ class Feed:
 
     async def _tail(self) -> None:
         """Follow the journal while a client follows a job."""
-        after, full_pages = _NOW, 0
+        after, full_pages = NOW, 0
         while True:
             if not self._channels:
-                after = _NOW
+                after = NOW
                 await self._followed.wait()
             try:
                 events = await self._journal.wait(after=after, wait_ms=_WAIT_MS)
@@ -207,13 +206,13 @@ class Feed:
                     self._note_claims(events)
                     await self._read({event.job_id for event in events} & self._channels.keys())
                 if full_pages >= _FULL_PAGES_MAX:
-                    after, full_pages = _NOW, 0
+                    after, full_pages = NOW, 0
                     await asyncio.sleep(_PAUSE_S)
                     await self._read(self._channels)
                 self._log_store(None)
             except Exception as error:
                 self._log_store(error)
-                after = _NOW
+                after = NOW
                 await asyncio.sleep(_UNREACHABLE_S)
 
     def _note_claims(self, events: Iterable[JournalEvent]) -> None:

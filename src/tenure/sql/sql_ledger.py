@@ -13,6 +13,7 @@ from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.seam import (
+    NOW,
     PAGE_BYTES,
     READ_STEP,
     Counts,
@@ -81,10 +82,10 @@ class SqlJournal:
         return rows
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after == "$":
+        if after == NOW:
             after = str(await self._engine.settled_position())
         after = await self._position(after)
         while True:
@@ -96,7 +97,7 @@ class SqlJournal:
             await self._listener.wait(min(left_ms, _WAIT_MS))
 
     def since(self, ts_ms: int) -> str:
-        """A position before everything that happened since then."""
+        """A cursor before every event since this time, and before some earlier ones."""
         return f"{_AT}{ts_ms}"
 
     async def _position(self, after: str) -> str:

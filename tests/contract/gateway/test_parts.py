@@ -157,6 +157,9 @@ class Held:
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         return []
 
+    def since(self, ts_ms: int) -> str:
+        return ""
+
     async def close(self) -> None:
         pass
 
