@@ -40,8 +40,8 @@ ROW_MACHINE = Machine(
         "failed": ("queued", "dead_letter"),
     },
     reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
-    overtake_ms=10_000,
-    walks=(
+    order_slack_ms=10_000,
+    combined_steps=(
         ("claimed", "fetching", "processing"),
         ("claimed", "fetching", "processing", "uploading"),
         ("fetching", "processing", "uploading"),

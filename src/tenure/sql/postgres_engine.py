@@ -93,10 +93,10 @@ class PostgresEngine:
                 return stored
         statement = found.statements[0]
         columns = dict(zip(found.batch, zip(*batch, strict=True), strict=False))
-        alike = {name: columns[name][0] for name in found.alike if batch}
-        if alike and all(columns[name].count(value) == len(batch) for name, value in alike.items()):
-            statement = found.for_alike
-            columns |= alike
+        firsts = {name: columns[name][0] for name in found.constant if batch}
+        if firsts and all(columns[name].count(each) == len(batch) for name, each in firsts.items()):
+            statement = found.with_constants
+            columns |= firsts
         arguments: list[Any] = list(columns.values())
         arguments += [params[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
 from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 _BATCH_MAX = 1_000
 _TRIES = 3
@@ -25,13 +25,14 @@ _FAILED = frozenset({"retry", "bury", "cancel"})
 
 Delay = Callable[[Outcome], tuple[int, bool]]
 """After how many milliseconds a `fail` runs again, and whether it may at all."""
+_Step = Callable[[list[Outcome]], Awaitable[list[tuple[int, Verdict]]]]
 
 
 class Settler:
     """Settles the leases of one queue.
 
-    `least_ms` is the shortest delay of a `retry`; `sent_back` is called when jobs are claimable
-    again.
+    `retry_delay_ms_min` returns the shortest delay of a `retry`. `on_requeued` is called when jobs
+    went back to the queue.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class Settler:
         engine: Engine,
         settings: QueueSettings,
         delay: Delay,
-        sent_back: Callable[[], None],
+        on_requeued: Callable[[], None],
         *,
-        least_ms: Callable[[Outcome], int],
+        retry_delay_ms_min: Callable[[Outcome], int],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._delay = delay
-        self._least_ms = least_ms
-        self._sent_back = sent_back
+        self._retry_delay_ms_min = retry_delay_ms_min
+        self._on_requeued = on_requeued
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases; one lease twice in a batch ends once."""
@@ -60,7 +61,7 @@ class Settler:
             # Sorted by job id, so that two batches do not deadlock.
             chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
             settled = self._settle([outcomes[at] for at in chosen])
-            answers = await after_partial(len(left) < len(outcomes), settled)
+            answers = await run_step(settled, executed_before=len(left) < len(outcomes))
             verdicts.update(zip(chosen, answers, strict=True))
             left = [at for at in left if at not in verdicts]
         return [verdicts[at] for at in range(len(outcomes))]
@@ -68,15 +69,23 @@ class Settler:
     async def _settle(self, batch: list[Outcome]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         left = list(range(len(batch)))
+
+        async def run(step: _Step, *, executed_before: bool) -> bool:
+            """Run a step for the outcomes that are left; whether all of them have a verdict now."""
+            nonlocal left
+            answering = step([batch[at] for at in left])
+            for n, verdict in await run_step(answering, executed_before=executed_before):
+                verdicts[left[n]] = verdict
+            left = [at for at in left if at not in verdicts]
+            return not left
+
         # The statement leaves out rows that changed between reading and writing, so those are tried
         # again. What then is left was settled before, or its lease was lost.
-        for turn in range(_TRIES):
-            for again, step in ((turn, self._write), (1, self._find_settled)):
-                for n, verdict in await after_partial(again, step([batch[at] for at in left])):
-                    verdicts[left[n]] = verdict
-                left = [at for at in left if at not in verdicts]
-                if not left:
-                    return [verdicts[at] for at in range(len(batch))]
+        for attempt in range(_TRIES):
+            if await run(self._write, executed_before=attempt > 0):
+                break
+            if await run(self._find_settled, executed_before=True):
+                break
         leases = [batch[at].lease for at in left]
         lost = await refuse(self._engine, self._settings, "settle", leases)
         verdicts.update(zip(left, lost, strict=True))
@@ -92,7 +101,7 @@ class Settler:
             self._engine, settings, [row["job_id"] for row in rows if row["verdict"] in _FAILED]
         )
         if any(row["verdict"] in ("retry", "snooze", "release") for row in rows):
-            self._sent_back()
+            self._on_requeued()
         return [(row["n"] - 1, verdict_of(row["verdict"], row["due_ms"])) for row in rows]
 
     async def _find_settled(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
@@ -118,7 +127,7 @@ class Settler:
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
         elif kind == "retry":
-            delay_ms = max(delay_ms, self._least_ms(outcome))
+            delay_ms = max(delay_ms, self._retry_delay_ms_min(outcome))
         failure = outcome.failure
         request_h = request_hash(
             kind, outcome.delay_ms, failure and failure.code, failure and failure.message
@@ -166,7 +175,7 @@ async def refuse(
     recorded = engine.run(
         settings.table, "refuse", batch, queue=settings.queue, operation=operation
     )
-    rows = await after_partial(1, recorded)  # the step that refused them came before
+    rows = await run_step(recorded, executed_before=True)  # the step that refused them
     why = {row["n"]: _reason(row) for row in rows}
     return [
         LeaseLost(lease.job_id, why.get(number, "the lease is no longer held"))

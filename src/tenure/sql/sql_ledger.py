@@ -27,8 +27,8 @@ from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
 from tenure.sql.settle import decide
 
 _WAIT_MS = 250
-# The history of an outbox is among the steps of its jobs, millions of which may have no event. So
-# many positions are read at a time.
+# The history of an outbox is among the steps of its jobs, millions of which may have no event. Read
+# at most SPAN positions per query.
 SPAN = 50_000
 # A position given as a time. Writers of the same moment may commit in any order.
 _AT = "@"
@@ -396,7 +396,7 @@ def _matches(row: Row, query: Query) -> bool:
 
 
 def _job_event(row: Row) -> JobEvent:
-    if row["news_type"] is not None:
+    if row["news_type"] is not None:  # a report: the columns `news*` hold its type, step and data
         return JobEvent(
             event_id=str(row["ver"]),
             type=row["news_type"],

@@ -15,7 +15,7 @@ from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, UsageError
 from tenure.core.job import NewJob, Submitted, check_key, request_hash
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
@@ -66,18 +66,18 @@ async def submit_jobs(
             # Two bulk submits may run at once and keep their order; a smaller one waits for them.
             beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
             while len(storing) > beside:
-                await after_partial(several, storing[0])
+                await run_step(storing[0], executed_before=several)
                 del storing[0]
             storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
         for task in storing:
-            await after_partial(several, task)
+            await run_step(task, executed_before=several)
     finally:
         for task in storing:
             task.cancel()
         await asyncio.gather(*storing, return_exceptions=True)
     while repeated:
         again = _store_repeated(engine, settings, repeated, answers)
-        repeated = await after_partial(repeated, again)
+        repeated = await run_step(again, executed_before=True)
     return [answers[at] for at in range(len(jobs))]
 
 

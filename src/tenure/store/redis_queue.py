@@ -30,7 +30,7 @@ from tenure.core.seam import (
 )
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 BATCH_MAX = 500
 """How many jobs one script call takes: a longer call would block the server's other clients."""
@@ -72,7 +72,7 @@ async def in_batches(
     """Send the items in batches; the answers to all of them, in order."""
     answers = list(await send(items[:size])) if items else []
     for start in range(size, len(items), size):
-        answers += await after_partial(start, send(items[start : start + size]))
+        answers += await run_step(send(items[start : start + size]), executed_before=True)
     return answers
 
 

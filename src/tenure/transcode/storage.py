@@ -71,9 +71,10 @@ class TranscodeSettings:
     """Limits and folders.
 
     An output of a source over `doubling_from_bytes` may be at most twice its size: the 200 % rule
-    of section 11. Outputs of smaller sources may have `output_bytes_max`. `local_root` is the only
-    folder for `file://` sources and outputs; None permits none. At most `parallel` ffmpegs run at
-    once, however many attempts a worker holds; those of one requester leave one place to others.
+    of the inbox contract, section 11. Outputs of smaller sources may have `output_bytes_max`.
+    `local_root` is the only folder for `file://` sources and outputs; None permits none. At most
+    `parallel` ffmpegs run at once, however many attempts a worker holds; those of one requester
+    leave one place to others.
     ffmpeg does not run without the `required` parts of the cage (network, files, syscalls).
     `readable` are further paths that it may read, such as unusual library folders.
     """

@@ -258,7 +258,7 @@ class Executor:
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """Write nothing more for this attempt; its lease expires."""
         attempt.lost = True
-        attempt.renewing = False
+        attempt.extending = False
         attempt.source.forget(attempt)
         log.warning("lease lost", **lease_facts(attempt.lease), reason=reason)
         self._count(attempt, "lost")

@@ -231,9 +231,9 @@ def _run_handler(call: _Call, wire: _Wire) -> Outcome:
         return decide_outcome(call.lease, error, call.retry, call.jitter)
 
 
-def _log_line(wire: _Wire, attempt: Attempt, news: Report) -> None:
+def _log_line(wire: _Wire, attempt: Attempt, report: Report) -> None:
     with contextlib.suppress(StoreError):  # a log line that is not written must not fail the job
-        wire.report(attempt, news)
+        wire.report(attempt, report)
 
 
 def _find_handler(module: str, file: str, qualname: str) -> Handler:
@@ -389,9 +389,9 @@ async def _follow_child(
                 attempt.handler_started = True
                 on_start(attempt)
             case _Reported(report):
-                news = msgspec.structs.replace(report, lease=attempt.lease)
+                report = msgspec.structs.replace(report, lease=attempt.lease)
                 try:
-                    await attempt.source.report(attempt, news)
+                    await attempt.source.report(attempt, report)
                 except LeaseLost as lost:
                     child.send(_Written(lost=lost.reason))
                 except TenureError as error:

@@ -1,14 +1,16 @@
 -- Settling leases, and deciding about jobs that failed.
+--
+-- While a job is in `failed`, its column `due_ms` says when it runs again, or why it does not: -1 it was
+-- buried, -2 cancelled, -3 it expired. `decide` reads it, and no other state has negative values.
 
 -- name: settle
 -- Ends leases: writes the job's row, the attempt's row and the journal in one step. A row that changed
 -- since it was read (by an extend or a cancel) is left out, and the caller tries again.
--- A failed job stays in `failed` until `decide`; `due_ms` says when it runs again, or why it does not:
--- -1 given up, -2 cancelled.
+-- A failed job stays in `failed` until `decide`.
 -- The caller sorts the batch by job id, so that two batches do not deadlock.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
--- Alike: fence, token_h, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code, outcome_h
+-- Constant: fence, token_h, kind, delay_ms, retryable, result, result_h, error, attempt_error, error_code, outcome_h
 -- Takes: queue text
 -- Returns: for each lease that was held its number, its job, the verdict, and when the job is due again;
 --   for the inbox whether an event was written
@@ -84,15 +86,15 @@ WHERE t.queue = :queue AND t.outcome_h = a.outcome_h
 
 -- name: decide
 -- Moves jobs out of `failed`: back to the queue while attempts are left and they were not given up,
--- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
+-- else to their end. `ending` is 0 for a job that goes back, 1 buried, 2 cancelled, 3 expired.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each job whether it was given up; for the inbox whether an event was written
 -- Clauses: I-6 I-20 I-36
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 failed AS MATERIALIZED (
-  SELECT j.job_id, j.due_ms AS why,
-    CASE WHEN j.due_ms < 0 THEN -j.due_ms WHEN j.attempt_count >= j.max_attempts THEN 1 ELSE 0 END AS mark
+  SELECT j.job_id, j.due_ms,
+    CASE WHEN j.due_ms < 0 THEN -j.due_ms WHEN j.attempt_count >= j.max_attempts THEN 1 ELSE 0 END AS ending
   FROM (SELECT * FROM {batch}) a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.queue = :queue AND (j.status = 'failed') IS TRUE
   ORDER BY j.job_id
@@ -100,13 +102,13 @@ failed AS MATERIALIZED (
 ),
 ended AS (
   UPDATE {jobs} j
-  SET status = CASE WHEN r.mark > 0 THEN 'dead_letter' ELSE 'queued' END, passed = '',
-    ready = r.mark = 0 AND r.why <= c.now_ms,
-    due_ms = CASE WHEN r.mark > 0 OR r.why <= c.now_ms THEN 0 ELSE r.why END,
+  SET status = CASE WHEN r.ending > 0 THEN 'dead_letter' ELSE 'queued' END, passed = '',
+    ready = r.ending = 0 AND r.due_ms <= c.now_ms,
+    due_ms = CASE WHEN r.ending > 0 OR r.due_ms <= c.now_ms THEN 0 ELSE r.due_ms END,
     ver = j.ver + 1, updated_ms = c.now_ms{count_event}
   FROM failed r, clock c
   WHERE j.job_id = r.job_id AND (j.status = 'failed') IS TRUE
-  RETURNING j.job_id, 'failed' AS was, r.mark, j.ver, j.task, j.status, j.attempt_count, j.claim_version,
+  RETURNING j.job_id, 'failed' AS was, r.ending, j.ver, j.task, j.status, j.attempt_count, j.claim_version,
     j.gid, j.priority, j.due_ms, j.max_attempts, j.updated_ms, j.requester_id, j.status_webhook_url,
     j.trace, coalesce(substring(j.error FROM '"code":"([^"]*)"'), '') AS code{event_columns}
 ),
@@ -114,9 +116,9 @@ journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
     fence, prev_fence, gid, priority, due_ms, max_attempts, error_code, event_number)
   SELECT :queue, job_id, ver,
-    CASE mark WHEN 0 THEN 'promote' WHEN 2 THEN 'cancel' WHEN 3 THEN 'expire' ELSE 'bury' END,
+    CASE ending WHEN 0 THEN 'promote' WHEN 2 THEN 'cancel' WHEN 3 THEN 'expire' ELSE 'bury' END,
     updated_ms, task, was, status, attempt_count, claim_version, claim_version, gid, priority, due_ms,
-    max_attempts, CASE WHEN mark > 0 THEN code ELSE '' END, {event_number}
+    max_attempts, CASE WHEN ending > 0 THEN code ELSE '' END, {event_number}
   FROM ended
 ){after_settle}{events_of_ended}
-SELECT job_id, mark = 1 AS buried{has_event} FROM ended
+SELECT job_id, ending = 1 AS buried{has_event} FROM ended

@@ -1,9 +1,11 @@
 -- Settling leases, and deciding about jobs that failed.
+--
+-- While a job is in `failed`, its column `due_ms` says when it runs again, or why it does not: -1 it was
+-- buried, -2 cancelled, -3 it expired. `decide` reads it, and no other state has negative values.
 
 -- name: settle
 -- Ends leases: the job's row, the attempt's row and the journal in one step. A failed job stays in
--- `failed` until `decide`; `due_ms` says when it runs again, or why it does not: -1 given up,
--- -2 cancelled.
+-- `failed` until `decide`.
 -- Batch: job_id text, fence bigint, token_h text, kind text, delay_ms bigint, retryable boolean
 -- Batch: result text, result_h text, error text, attempt_error text, error_code text, outcome_h text
 -- Takes: queue text
@@ -68,7 +70,7 @@ WHERE t.queue = :queue AND t.outcome_h = a.outcome_h;
 
 -- name: decide
 -- Moves jobs out of `failed`: back to the queue while attempts are left and they were not given up,
--- else to their end. `due_ms` says when, or why not: -1 given up, -2 cancelled, -3 expired.
+-- else to their end. `mark` is 0 for a job that goes back, 1 buried, 2 cancelled, 3 expired.
 -- Batch: job_id text
 -- Takes: queue text
 -- Returns: for each whether it was given up
