@@ -234,7 +234,7 @@ class Source:
             answered=settled,
             dropped=dropped,
             failed=partial(self.failed, "settle"),
-            instead=refused_outcome,
+            replacement=refused_outcome,
             clock=context.clock,
             backoffs=[self.backoff() for _ in range(self.features.settles_at_once)],
             settings=context.settings,
@@ -435,7 +435,7 @@ class ClaimLoop:
                 await self._hand_over(leases, sent, more=queue.wants_more)
             else:
                 self.last_empty_claim = seen
-                self._watch.tell("dry")
+                self._watch.tell("claim_empty")
                 await self._pause(sent)
 
     async def _claim(self, limit: int) -> list[Lease] | None:
@@ -453,7 +453,7 @@ class ClaimLoop:
         return leases
 
     def _count_refusal(self, error: Exception) -> None:
-        """End a burst whose queue refuses every claim: such a queue never gets empty."""
+        """In burst mode, raise after several refusals: this queue never answers "empty"."""
         if isinstance(error, StoreUnreachable | ReplyLost):
             return
         self._refusals += 1

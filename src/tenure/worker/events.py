@@ -154,9 +154,10 @@ _ACTIVITY = ("claimed", "settled", "lost")
 class Watch:
     """Counts events by name, so that tests wait for one instead of sleeping; not thread-safe.
 
-    The names: contact, ready, claimed, claim_failed, dry, started, ended, abandoned, reported,
-    report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep, draining,
-    releasing, drained, stopped. `activity` is a number that grows whenever jobs come or go.
+    The names: contact, ready, claimed, claim_failed, claim_empty, started, ended, abandoned,
+    reported, report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep,
+    draining, releasing, drained, stopped. `activity` is a number that grows whenever jobs come or
+    go.
     """
 
     def __init__(self) -> None:

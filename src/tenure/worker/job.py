@@ -42,7 +42,7 @@ class Attempt(msgspec.Struct, eq=False):
     slot_freed       the slot is free again; for a thread that cannot be stopped this is later
     unsent           how many reports are not written yet; the outcome waits for them
     pending_outcome  that outcome, as the `Entry` to be settled
-    source, job      set by the modules `claim` and `attempt`, which import this one
+    source, job      set by the modules `claim` and `attempt`; typed Any to avoid a circular import
     """
 
     lease: Lease
