@@ -20,12 +20,13 @@ from typing import Protocol
 
 import structlog
 
+from tenure.core.encoding import sse_comment
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
 from tenure.core.seam import NOW, EventWaiter, Journal, is_full
-from tenure.gateway.sse import HEARTBEAT, Subscriber, comment, frame, frame_without_id, position
+from tenure.gateway.sse import HEARTBEAT, Subscriber, frame, frame_without_id, position
 
 _log = structlog.get_logger("tenure.gateway")
 
@@ -43,8 +44,8 @@ _FULL_PAGE = 100
 _FULL_PAGES_MAX = 20
 _PAUSE_S = 0.1
 _WHILE_LEASED = frozenset({"extend", "report", "reject"})
-_EXPIRED = comment("the job has expired")
-_UNREADABLE = comment("the events of this job cannot be read")
+_EXPIRED = sse_comment("the job has expired")
+_UNREADABLE = sse_comment("the events of this job cannot be read")
 
 # The reader of unjournaled events waits for this long, so that clients that connect together share
 # one read.

@@ -1,4 +1,7 @@
-"""Server-sent events: the frames, the buffer of one client, and the HTTP response."""
+"""Event streams of jobs: the events that clients get, the buffer of one client, the HTTP response.
+
+`core.encoding` makes the bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tenure.core.encoding import LINE_ENDS, answer_json, sse_frame
+from tenure.core.encoding import answer_json, sse_comment, sse_frame
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
@@ -27,7 +30,7 @@ _HEADERS: list[tuple[bytes, bytes]] = [
     (b"x-accel-buffering", b"no"),
 ]
 _ABORT_AFTER_S = 5.0
-HEARTBEAT = b": heartbeat\n\n"
+HEARTBEAT = sse_comment("heartbeat")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -52,12 +55,6 @@ def frame_without_id(event: JobEvent) -> bytes:
     return sse_frame(event.type, _shown(event))
 
 
-def comment(text: str, *, retry_ms: int = 0) -> bytes:
-    """A comment line; with `retry_ms` also the time after which to reconnect."""
-    retry = b"retry: %d\n" % retry_ms if retry_ms else b""
-    return b"%b: %b\n\n" % (retry, text.translate(LINE_ENDS).encode())
-
-
 def position(event_id: str) -> tuple[int, ...]:
     """An event id as a tuple that can be compared.
 
@@ -73,7 +70,7 @@ def _shown(event: JobEvent) -> dict[str, object]:
     return {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": data}
 
 
-_TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Event-ID")
+_TOO_SLOW = sse_comment("you read too slowly; reconnect and go on from your Last-Event-ID")
 
 
 class Subscriber:
@@ -184,7 +181,7 @@ class Subscriber:
             waiter.set_result(None)
 
 
-_REVOKED = comment("the key of this connection is no longer valid")
+_REVOKED = sse_comment("the key of this connection is no longer valid")
 
 
 class EventSource(Protocol):
@@ -272,7 +269,7 @@ class Streamer:
 
     def _restarting(self) -> bytes:
         retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
-        return comment("the gateway is restarting", retry_ms=retry_ms)
+        return sse_comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
         """Give a client that reads too slowly five seconds for the last bytes, then abort."""

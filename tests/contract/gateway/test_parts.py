@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.core.encoding import sse_comment
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
 from tenure.core.journal import JournalEvent
@@ -18,7 +19,7 @@ from tenure.gateway.http.connections import CoalescingTransport
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from tenure.gateway.operations import SubmitBatcher
 from tenure.gateway.problems import CODES, Problem
-from tenure.gateway.sse import HEARTBEAT, comment, frame, position
+from tenure.gateway.sse import HEARTBEAT, frame, position
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -301,7 +302,7 @@ def test_a_frame_is_always_four_lines_whatever_the_data(data: bytes) -> None:
     lines = frame(event).decode().split("\n")
     assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", "", ""]
     assert "\r" not in frame(event).decode()
-    assert comment("a\n\nb") == b": a  b\n\n"
+    assert sse_comment("a\n\nb") == b": a  b\n\n"
 
 
 def test_every_problem_code_has_a_status_and_a_sentence() -> None:

@@ -48,7 +48,7 @@ from tenure.store.redis_queue import in_batches
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
 _LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 
-_TEND_STEP = 200
+_UPKEEP_STEP = 200
 _COUNTER_CHARS_MAX = 128
 
 
@@ -191,7 +191,7 @@ class Client:
 
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._of(queue).claimer
-        reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
+        reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, with_upkeep=False))
         _warn_quarantined(queue, claimer.quarantine.take())
         return reply[0], [_reserved(*row) for row in reply[4]]
 
@@ -247,17 +247,17 @@ class Client:
         self, queue: str, max_promote: int = 1000, now_ms_override: int = 0
     ) -> int:
         """Move due jobs into their lanes; returns how many."""
-        return await self._tend(queue, "promote_delayed", max_promote, now_ms_override)
+        return await self._upkeep(queue, "promote_delayed", max_promote, now_ms_override)
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
         """Take back expired leases; returns how many."""
-        return await self._tend(queue, "reap_expired", max_reap, now_ms_override)
+        return await self._upkeep(queue, "reap_expired", max_reap, now_ms_override)
 
-    async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
+    async def _upkeep(self, queue: str, name: str, most: int, now_ms: int) -> int:
         """Work in steps, so that a thousand due jobs do not block the server's other clients."""
         done, recount = 0, False
         while done < most:
-            step = min(_TEND_STEP, most - done)
+            step = min(_UPKEEP_STEP, most - done)
             _, count, *orphans = await self._run(queue, name, now_ms, step, 1)
             done += count
             recount = recount or 1 in orphans
