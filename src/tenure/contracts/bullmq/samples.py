@@ -68,7 +68,7 @@ def _queue_url(stores: Stores) -> str:
     return f"bullmq+{stores.redis_url}?queue={_VIDEOS}"
 
 
-def _invitation(stores: Stores) -> str:
+def _hint(stores: Stores) -> str:
     """The line with which a Node user adds a job; the password is shown only on request."""
     line = f"from Node       new Queue('{_VIDEOS}', {{ connection: {{ url }} }})"
     return f"{line}\n{' ' * 18}url: tenure config show redis_url --reveal"
@@ -235,6 +235,6 @@ FLOWS = (
         queue_url=_queue_url,
         produce=_produce,
         handlers={_VIDEOS: _make_video},
-        invitation=_invitation,
+        hint=_hint,
     ),
 )
