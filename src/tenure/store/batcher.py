@@ -50,12 +50,12 @@ class _Caller(Generic[T, R]):
 class Batcher(Generic[T, R]):
     """`send` returns one answer per item, in order; at most `calls_max` calls run at a time.
 
-    `weigh` returns the weight of an item (1 by default), see `SECOND_CALL_WEIGHT`. A batch has at most
-    `items_max` items and, with `measure`, a total size of at most `size_max`. With `drops_gone` a
-    request is not sent if its caller was cancelled before. With `caller_of`, which returns the
-    caller of a request by its first item, callers take turns: one request of each goes into a batch
-    before the second one of any, and a caller with requests in the last batch comes last. A caller
-    that has a name may then have a weight of `waiting_max` waiting.
+    `weigh` returns the weight of an item (1 by default), see `SECOND_CALL_WEIGHT`. A batch has at
+    most `items_max` items and, with `measure`, a total size of at most `size_max`. With
+    `drops_gone` a request is not sent if its caller was cancelled before. With `caller_of`, which
+    returns the caller of a request by its first item, callers take turns: one request of each goes
+    into a batch before the second one of any, and a caller with requests in the last batch comes
+    last. A caller that has a name may then have a weight of `waiting_max` waiting.
     """
 
     def __init__(
