@@ -1,6 +1,6 @@
-"""What holds in every lane: skips are failures where they matter, and each lane is counted.
+"""What holds in every suite: skips are failures where they matter, and each suite is counted.
 
-bin/test runs pytest in up to three phases (see bin/lanes.py); `--phase` picks the tests of one.
+bin/test runs pytest in up to three phases (see bin/suites.py); `--phase` picks the tests of one.
 """
 
 import gc
@@ -65,8 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def lane_of(nodeid: str) -> str:
-    """`tests/unit/core/test_retry.py::test_x` is in lane `unit`."""
+def suite_of(nodeid: str) -> str:
+    """`tests/unit/core/test_retry.py::test_x` is in suite `unit`."""
     parts = nodeid.split("::")[0].split("/")
     return parts[1] if len(parts) > 2 else parts[0]
 
@@ -159,14 +159,14 @@ def _reason(longrepr: object) -> str:
 
 @pytest.fixture(scope="session")
 def servers() -> Generator[Any]:
-    """Of this process, for every lane whose tests keep to a name or a schema of their own."""
+    """Of this process, for every suite whose tests keep to a name or a schema of their own."""
     servers = import_module("tests.contract.adapters").Servers()
     yield servers
     servers.stop()
 
 
-class LaneTally:
-    """Counts tests and seconds by lane, and adds them to the file that bin/lanes.py sums up."""
+class SuiteTally:
+    """Counts tests and seconds by suite, and adds them to the file that bin/suites.py sums up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,9 +174,9 @@ class LaneTally:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        lane = lane_of(report.nodeid)
-        self._tests.setdefault(lane, set()).add(report.nodeid)
-        self._seconds[lane] += report.duration
+        suite = suite_of(report.nodeid)
+        self._tests.setdefault(suite, set()).add(report.nodeid)
+        self._seconds[suite] += report.duration
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -184,7 +184,7 @@ class LaneTally:
         names = ("passed", "failed", "error", "xfailed", "xpassed", "skipped", "deselected")
         part = {
             "outcomes": {name: len(stats.get(name, [])) for name in names},
-            "tests": {lane: len(nodeids) for lane, nodeids in self._tests.items()},
+            "tests": {suite: len(nodeids) for suite, nodeids in self._tests.items()},
             "seconds": dict(self._seconds),
         }
         with self._path.open("a") as file:
@@ -194,4 +194,4 @@ class LaneTally:
 def pytest_configure(config: pytest.Config) -> None:
     tally = os.environ.pop("TENURE_TALLY", None)  # not for a pytest that a test starts
     if tally and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(LaneTally(Path(tally)), "lane-tally")
+        config.pluginmanager.register(SuiteTally(Path(tally)), "suite-tally")
