@@ -53,9 +53,7 @@ TESTS = """\
 
     @pytest.mark.ALONE
     def test_that_stands_none(): pass
-""".replace(
-    "ALONE", "alone"
-)  # bin/suites.py looks for the mark's text, and this file is not marked
+""".replace("ALONE", "alone")  # bin/suites.py looks for this mark, which is not for this file
 
 
 class Copy:

@@ -62,7 +62,7 @@ _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?", re.DOTALL)
 _UNQUOTED = re.compile(r"\S+")
 _PHRASE = re.compile(r"\S*[^\s,;](?:[^\r\n,;\"']*)|\S+")
 _HEADER_LINE = re.compile(r"[^\r\n\"']+")
-_CLASS = re.compile(r"\w+(?:Error|Exception)")  # its colon stands before a message
+_CLASS = re.compile(r"\w+(?:Error|Exception)")  # a message follows its colon
 _HEADER = re.compile("authorization|cookie")
 _CREDENTIAL = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"

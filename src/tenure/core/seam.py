@@ -50,7 +50,7 @@ class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     replaces_payload  a handler can replace its job's payload
     holds_nul         text may contain NUL
     take_quarantined  the records that were set aside as unreadable since the last call
-    children          what the children of a job left; jobs can wait for children
+    children          the results of the children of a job; jobs can wait for children
     custom_backoff    the name of a backoff that the queue does not know, and the attempts made
     job_options       the options that a job was added with, in the contract's own words
     start, drain      called by a gateway: begin background tasks; answer calls that wait for a job

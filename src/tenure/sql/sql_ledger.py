@@ -31,12 +31,12 @@ _WAIT_MS = 250
 # at most SPAN positions per query.
 SPAN = 50_000
 # A position given as a time. Writers of the same moment may commit in any order.
-_AT = "@"
+_TIME_PREFIX = "@"
 _DISORDER_MS = 5_000
 _STEP = 500
 # One call of `find` reads no more jobs than this, so a page may be short or empty.
 _SCAN_MAX = 10_000
-_BEYOND = 2**62
+_AFTER_NEWEST = 2**62
 _POSITION = re.compile(r"[0-9]{1,18}")
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
@@ -98,13 +98,13 @@ class SqlJournal:
 
     def since(self, ts_ms: int) -> str:
         """A cursor before every event since this time, and before some earlier ones."""
-        return f"{_AT}{ts_ms}"
+        return f"{_TIME_PREFIX}{ts_ms}"
 
     async def _position(self, after: str) -> str:
         """`after` as a number; a time is found by bisection, since `ts_ms` rises with `seq`."""
-        if not after.startswith(_AT):
+        if not after.startswith(_TIME_PREFIX):
             return after
-        target_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        target_ms = int(after.removeprefix(_TIME_PREFIX)) - _DISORDER_MS
         low, high = 0, await self._engine.settled_position()
         at = high
         while low < high:
@@ -258,7 +258,7 @@ class SqlLedger:
     async def _begin(self, after: str) -> int:
         """The position to read down from; for an outbox the end of the journal."""
         if after or not self.is_outbox:
-            return int(after or _BEYOND)
+            return int(after or _AFTER_NEWEST)
         return int((await self._run("journal_end"))[0]["seq"]) + 1
 
     async def counts(self) -> Counts:

@@ -279,7 +279,7 @@ def uuid7() -> str:
 
 
 def _uuid7s(count: int) -> Iterator[str]:
-    """So many UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
+    """`count` UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
     time_h = f"{time.time_ns() // 1_000_000:012x}"
     head = f"{time_h[:8]}-{time_h[8:]}-7"
     random = os.urandom(10 * count).hex()

@@ -200,7 +200,8 @@ class Contact:
 class Source:
     """One served queue: its attempts, its flushers and its slots.
 
-    `settled` and `dropped` are called with the fate of outcomes; `end` stops an attempt.
+    `settled` is called with the answers to outcomes, `dropped` with outcomes that are given up. `end`
+    stops an attempt.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class Source:
         attempt.job = None  # breaks the reference cycle, so that both are freed at once
 
     async def children(self, job_id: str) -> Any:
-        """What the children of a job left, in the words of the contract."""
+        """The results of the children of a job, in the format of the contract."""
         if self.features.children is None:
             raise UsageError(f"jobs of {self.name} have no children")
         return await self.features.children(job_id)
@@ -340,7 +341,7 @@ class Source:
         """A report was written or given up; an outcome that waited for it may be sent now.
 
         The handler gets the error. The attempt ends only if the lease is lost. It is marked at once
-        and its handler is stopped one turn later, after it was raised the `LeaseLost`.
+        and its handler is stopped one turn later, after `LeaseLost` was raised in it.
         """
         attempt, written = entry.attempt, entry.written
         attempt.unsent -= 1
@@ -365,7 +366,7 @@ _WAIT_MS_CROWDED = 20
 _EMPTY_PAUSE_MS = 50
 # Handlers whose first steps together take longer than this are assumed to block the loop.
 _BLOCKING_S = 0.05
-# A burst ends after so many claims in a row that the store answered with an error.
+# Burst mode ends when the store has answered this many claims in a row with an error.
 _REFUSALS_MAX = 3
 
 

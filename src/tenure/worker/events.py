@@ -105,7 +105,7 @@ class Metrics(Collector):
         self._registry.unregister(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by Prometheus, in whatever thread it likes."""
+        """Called by Prometheus, in any thread."""
         tallies = list(self._tallies.copy().values())
         used, total = self._slots()
         for name, about, value in _COUNTERS:

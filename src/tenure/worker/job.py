@@ -184,7 +184,7 @@ class Job(msgspec.Struct, eq=False):
         return self._report(self._attempt, report)
 
     def children(self) -> Any:
-        """What the children of this job left, and which are pending, where jobs have children.
+        """The results of the children of this job, and which are pending, where jobs have children.
 
         `await` it in an `async def` handler; in a thread it is a plain call.
         """

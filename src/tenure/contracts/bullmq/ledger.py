@@ -383,7 +383,7 @@ class BullmqLedger:
         )
 
     async def trim_events(self, length: int) -> int:
-        """Keep about so many of the newest events; how many were removed."""
+        """Keep about `length` of the newest events; how many were removed."""
         return int(
             await self._redis.call("XTRIM", self._scripts.keys.events, "MAXLEN", "~", length)
         )

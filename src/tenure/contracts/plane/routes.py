@@ -263,7 +263,7 @@ class _JobRoutes:
                 handle=self.cancel,
                 replies={
                     200: Reply("The job was waiting and has ended.", PlaneJobView),
-                    202: Reply("The job is running; its worker is told.", PlaneJobView),
+                    202: Reply("The job is running; its worker is asked to stop it.", PlaneJobView),
                 },
                 problems=(404, 409),
                 tag="plane",

@@ -58,7 +58,7 @@ WHERE j.job_id = :job_id ORDER BY t.claim_version
 -- comes from its attempt, or from the job's row while it runs. An id may be used again after its job was
 -- removed: earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which the reports reach so many bytes
+-- Returns: their rows, up to the one with which the reports reach `bytes` bytes
 -- `queue || ''` keeps the planner from using an index on the queue: a job has few rows, a queue many.
 -- Clauses: I-31
 WITH listed AS MATERIALIZED (

@@ -56,7 +56,7 @@ WHERE j.job_id = :job_id ORDER BY t.claim_version;
 -- The events of one job after a version, oldest first. An id may be used again after its job was removed:
 -- earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which the reports reach so many bytes
+-- Returns: their rows, up to the one with which the reports reach `bytes` bytes
 -- Clauses: I-31
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code,

@@ -3,7 +3,7 @@
 -- @include utf8
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
-local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that are not waiting jobs
+local dropped, DROPS_MAX = 0, 1000 -- a claim stops after this many entries that are not waiting jobs
 local seq_at, seq_end = 0, 0
 
 -- A token is unique because of OmniQ's own sequence, and secret because of the claimer's random prefix.
