@@ -200,8 +200,8 @@ class Contact:
 class Source:
     """One served queue: its attempts, its flushers and its slots.
 
-    `settled` is called with the answers to outcomes, `dropped` with outcomes that are given up. `end`
-    stops an attempt.
+    `settled` is called with the answers to outcomes, `dropped` with outcomes that are given up.
+    `end` stops an attempt.
     """
 
     def __init__(
