@@ -194,7 +194,7 @@ async def _up(options: UpOptions, config: Config) -> int:
         )
     environment = {**child_environment(), **setup.environment}
     supervisor = Supervisor(_say, environment, note_child_line)
-    with stop_on_signals(stop, supervisor.hurry):
+    with stop_on_signals(stop, supervisor.stop_now):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = options.redis_url or await _start_redis(options, stack)
             stores = Stores(

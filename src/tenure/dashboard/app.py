@@ -492,7 +492,7 @@ class _Forms:
         queue, text = request.field("queue"), request.field("payload")
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
+            payload=await self._redaction.in_thread_if_large(len(text), lambda: _json_of(text)),
             requester=request.caller.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job)
@@ -515,7 +515,7 @@ class _Forms:
 
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text) + len(before), restored),
+            payload=await self._redaction.in_thread_if_large(len(text) + len(before), restored),
             priority=old.priority,
             max_attempts=old.max_attempts or None,
             gid=old.gid,

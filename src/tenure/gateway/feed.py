@@ -166,7 +166,7 @@ class Feed:
             await asyncio.sleep(_UNREACHABLE_S)  # the client stays connected meanwhile
             return
         if subscriber.masked:
-            events = await self._redaction.events(events, patient=True)
+            events = await self._redaction.events(events, may_wait=True)
         more = is_full(events, subscriber.page)
         sent = given = 0
         for event in events:
@@ -313,7 +313,7 @@ class Feed:
     async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         masked = None
         if self._masks(job_id):
-            masked = await self._redaction.events(events, patient=True)
+            masked = await self._redaction.events(events, may_wait=True)
         return self._push(job_id, events, masked)
 
     def _masks(self, job_id: str) -> bool:

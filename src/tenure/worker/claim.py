@@ -95,7 +95,7 @@ class Slots:
         self._wake()
 
     @property
-    def crowded(self) -> bool:
+    def more_queues_than_slots(self) -> bool:
         """More queues than slots: a claim must not wait long with its slot."""
         return len(self._queues) > self.total
 
@@ -362,7 +362,7 @@ class Source:
 # The wait of a claim while the length of leases is unknown. A lease's local deadline counts from
 # when its claim was sent, so a wait longer than the lease would lose it at once.
 _WAIT_MS_UNKNOWN = 100
-_WAIT_MS_CROWDED = 20
+_WAIT_MS_SHARED = 20
 _EMPTY_PAUSE_MS = 50
 # Handlers whose first steps together take longer than this are assumed to block the loop.
 _BLOCKING_S = 0.05
@@ -417,7 +417,7 @@ class ClaimLoop:
         source, queue = self.source, self.source.queue_slots
         while not self.stopping:
             # If this process dies, finished but unsettled jobs run again: they must not pile up.
-            if source.settles.troubled or source.settles.backlog > self._backlog_max:
+            if source.settles.is_retrying or source.settles.backlog > self._backlog_max:
                 await source.settles.empty()
             limit = await self._slots.take(queue)
             if not limit or self.stopping:
@@ -464,8 +464,8 @@ class ClaimLoop:
     def _wait_ms(self) -> int:
         if self._settings.burst:
             return 0
-        if self._slots.crowded:
-            return _WAIT_MS_CROWDED
+        if self._slots.more_queues_than_slots:
+            return _WAIT_MS_SHARED
         lease_ms = self.source.lease_ms
         return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
 

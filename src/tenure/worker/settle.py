@@ -320,7 +320,7 @@ class Flusher:
         return len(self._waiting) + self._in_flight
 
     @property
-    def troubled(self) -> bool:
+    def is_retrying(self) -> bool:
         """Whether the last try of a sender failed and another one is due."""
         return any(backoff.tries > 0 for backoff in self._backoffs)
 

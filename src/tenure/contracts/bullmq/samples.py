@@ -25,7 +25,7 @@ from tenure.contracts.bullmq.producer import open_producer
 from tenure.contracts.bullmq.schema import VIDEO_GENERATION, check
 from tenure.core.errors import InvalidJob, NotFound
 from tenure.core.outcome import Fatal
-from tenure.core.process import describe_exit, read_lines, running, tied
+from tenure.core.process import bound_to_parent, describe_exit, read_lines, running
 from tenure.core.registry import parse_url
 from tenure.samples import (
     SampleContext,
@@ -224,7 +224,7 @@ def _child(
     command: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A child process that ends with the block, and dies with this process."""
-    argv = tied(command, dies_by=signal.SIGKILL)
+    argv = bound_to_parent(command, dies_by=signal.SIGKILL)
     return running(argv, grace_s=_NODE_ENDS_WITHIN_S, cwd=folder, env=environment)
 
 

@@ -145,7 +145,7 @@ class _JobRoutes:
         attempts = await self._ledger.attempts(record.job_id)
         if not call.caller.owns(record.requester):
             errors = [each["error"].encode() for each in attempts]
-            masked = await self._redaction.apart(
+            masked = await self._redaction.in_thread_if_large(
                 sum(map(len, errors)), lambda: [self._redaction.error(each) for each in errors]
             )
             attempts = [
