@@ -18,7 +18,7 @@ from tenure.sql.schema import check_version, repair_sequences
 from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, Postgres
 
 _SETTLED_TIMEOUT_S = 2.0
-SAMPLE_JOBS = 16
+SAMPLE = 16  # how many jobs of a bulk submit are looked up before the COPY
 _NOTIFY_PAUSE_S = 0.02
 _NOTIFY = (
     "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, queue)"
@@ -159,7 +159,7 @@ class PostgresEngine:
                     rows.table, columns=rows.columns, records=rows.records, timeout=CALL_TIMEOUT_S
                 )
 
-        every = max(1, len(batch) // SAMPLE_JOBS)
+        every = max(1, len(batch) // SAMPLE)
         sample = {name: values[::every] for name, values in columns.items()}
         head = await self.copy(table, params["queue"], len(batch), sample, write)
         if head is None:
