@@ -156,7 +156,7 @@ CREATE TRIGGER {table}_step AFTER UPDATE OF status, passed, claim_version ON {ta
   EXECUTE FUNCTION {table}_refuse();
 
 -- The number of events never falls: the next event would get the id of an earlier one.
-CREATE TRIGGER {table}_bounds_begin BEFORE INSERT ON {table} FOR EACH ROW
+CREATE TRIGGER {table}_bounds_begin AFTER INSERT ON {table} FOR EACH ROW
   WHEN (NEW.attempt_count > 2000000000 OR NEW.lost_count > 2000000000 OR NEW.event_count > 200000
     OR NEW.ver > 2305843009213693952 OR NEW.claim_version NOT BETWEEN 0 AND 2305843009213693952)
   EXECUTE FUNCTION refuse_numbers();
