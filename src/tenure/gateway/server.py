@@ -32,7 +32,6 @@ _BACKLOG = 4096
 # clients do not wait behind a flood of connections.
 _ACCEPTS = 8
 _OTHER_FILES = 256  # open files besides client connections: stores, logs, libraries
-_SWEEP_TICKS = 3  # deadlines of connections are checked every third tick of 0.1 s
 
 
 class _Server(uvicorn.Server):
@@ -43,8 +42,7 @@ class _Server(uvicorn.Server):
         self._connections = connections
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % _SWEEP_TICKS == 0:
-            self._connections.sweep()
+        self._connections.sweep()  # every 0.1 s
         return await super().on_tick(counter)
 
     @contextmanager

@@ -33,7 +33,7 @@ _EVENT_COLUMN = {
     **{
         (table, operation): "has_event"
         for table in (INBOX, OUTBOX)
-        for operation in ("settle", "decide")
+        for operation in ("complete", "settle", "decide")
     },
 }
 

@@ -12,7 +12,7 @@ from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, ServerError
 from tenure.core.job import request_hash
 from tenure.core.lease import Lease
-from tenure.core.outcome import Failure, Outcome, Verdict, verdict_of
+from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.sql.engine import Engine, QueueSettings, Row
 from tenure.sql.submit import AHEAD_MS_MAX
 from tenure.store.resend import run_step
@@ -92,9 +92,15 @@ class Settler:
         return [verdicts[at] for at in range(len(batch))]
 
     async def _write(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
-        # One statement for all outcomes. A second one for successes would save a tenth of the CPU
-        # of claim and settle (PostgreSQL 11 %, SQLite 9 %; batches of 1,000, seven rounds).
         settings = self._settings
+        if all(outcome.kind == "complete" for outcome in batch):
+            successes = [_success(outcome) for outcome in batch]
+            (row,) = await self._engine.run(
+                settings.table, "complete", successes, queue=settings.queue
+            )
+            if row["ended"] < len(batch):  # the rows of their attempts say which
+                return []
+            return [(at, COMPLETED) for at in range(len(batch))]
         batch_rows = [self._row(outcome) for outcome in batch]
         rows = await self._engine.run(settings.table, "settle", batch_rows, queue=settings.queue)
         await decide(
@@ -116,14 +122,13 @@ class Settler:
 
     def _row(self, outcome: Outcome) -> tuple[Any, ...]:
         lease, kind, delay_ms, retryable = outcome.lease, outcome.kind, outcome.delay_ms, True
-        token_h = token_hash(lease.token)
         if kind == "complete":
-            result = outcome.result
-            result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
+            job_id, fence, token_h, result, result_h = _success(outcome)
             return (
-                *(lease.job_id, lease.fence, token_h, kind, 0, True, result.decode(), result_h),
+                *(job_id, fence, token_h, kind, 0, True, result, result_h),
                 *("", "", "", f"{token_h}:c:{result_h}"),
             )
+        token_h = token_hash(lease.token)
         if kind == "fail":
             delay_ms, retryable = self._delay(outcome)
         elif kind == "retry":
@@ -187,6 +192,12 @@ async def refuse(
 def token_hash(token: str) -> str:
     """The hash of a token, as stored. It is cached: the leases of one claim share their token."""
     return short_hash(token.encode())
+
+
+def _success(outcome: Outcome) -> tuple[str, int, str, str, str]:
+    lease, result = outcome.lease, outcome.result
+    result_h = (_short_result_hash if len(result) <= _SHORT_RESULT else short_hash)(result)
+    return lease.job_id, lease.fence, token_hash(lease.token), result.decode(), result_h
 
 
 @lru_cache(maxsize=64)

@@ -78,7 +78,7 @@ opened AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h)
   SELECT job_id, claim_version, :queue, attempt_count, worker_id, updated_ms, 0, 'running', ''
-  FROM taken {known_attempt}
+  FROM taken {unknown_attempt}
 )
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
@@ -130,7 +130,7 @@ opened AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h)
   SELECT job_id, claim_version, :queue, attempt_count, :worker_id, updated_ms, 0, 'running', ''
-  FROM taken {known_attempt}
+  FROM taken {unknown_attempt}
 )
 SELECT h.now_ms, h.paused, t.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
   t.claim_version, t.lease_expires_at, t.created_ms, t.gid, t.priority, t.trace, t.seq
