@@ -102,7 +102,7 @@ def spawn(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a tied child from any thread; its output is appended to `log`."""
+    """Start a bound child from any thread; its output is appended to `log`."""
     argv = bound_to_parent(command, dies_by=dies_by, user=user)
 
     def start() -> subprocess.Popen[bytes]:
@@ -122,7 +122,7 @@ _spawner_lock = threading.Lock()
 
 @functools.lru_cache(maxsize=1)
 def _spawner_queue(_pid: int) -> SimpleQueue[_Start]:
-    """The queue of the thread that starts tied children; a forked process gets its own."""
+    """The queue of the thread that starts bound children; a forked process gets its own."""
     queue: SimpleQueue[_Start] = SimpleQueue()
 
     def run() -> None:
