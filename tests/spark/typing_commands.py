@@ -40,6 +40,7 @@ def typed(
     *steps: Step,
     where: Sequence[str] = HERE,
     environment: Mapping[str, str] | None = None,
+    umask: int = -1,
 ) -> list[tuple[int, str]]:
     """Exit code and stdout of each step; commands are told `where` Spark runs."""
     given = [step if isinstance(step, str) else ["pipeline", *step, *where] for step in steps]
@@ -51,6 +52,7 @@ def typed(
         env=clean
         | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         | dict(environment or {}),
+        umask=umask,
         capture_output=True,
         text=True,
         timeout=800,
