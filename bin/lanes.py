@@ -120,7 +120,7 @@ def compile_tests(targets: Sequence[str], environment: Mapping[str, str]) -> Non
     """
     kept = Path(environment["PYTHONPYCACHEPREFIX"]) / TESTS.relative_to("/")
     cores = os.cpu_count() or 1
-    if kept.exists() or workers() <= cores:
+    if kept.exists() or workers() < 2:
         return
     collect = [sys.executable, "-m", "pytest", "--collect-only", "--phase=all", "--quiet"]
     quiet = subprocess.DEVNULL
