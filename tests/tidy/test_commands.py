@@ -447,10 +447,13 @@ NOTING = """\
 def test_bytecode_is_made_once_before_many_begin_and_kept_in_the_environment(copy: Copy) -> None:
     """Even where the machine says that none is wanted."""
     copy.lane("unit", NOTING)
-    unwanted = {"PYTHONPYCACHEPREFIX": "", "PYTHONDONTWRITEBYTECODE": "1"}
     for _ in range(2):
-        words = ("unit", "-k", "test_it")
-        done = copy.run("bin/test", *words, TENURE_TEST_WORKERS="2", **unwanted)
+        done = copy.run(
+            *("bin/test", "unit", "-k", "test_it"),
+            PYTHONPYCACHEPREFIX="",
+            PYTHONDONTWRITEBYTECODE="1",
+            TENURE_TEST_WORKERS="2",
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     kept = copy.root / ".venv" / "bytecode"
     assert list(kept.rglob("test_one.*.pyc"))
