@@ -27,7 +27,7 @@ USAGE = 2
 NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
-FEW = 3
+FEW = 4
 COUNTED = ("outcomes", "tests", "seconds")
 
 
@@ -102,11 +102,37 @@ def _phases_of(file: Path, root: Path) -> list[str]:
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
-    # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
-    count = int(os.environ.get("TENURE_TEST_WORKERS") or min(3 * (os.cpu_count() or 2), 8))
+    count = workers()
     if phase == "few":  # each is many processes by itself
         count = min(count, FEW)
     return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule
+
+
+def workers() -> int:
+    """Most tests wait, for a lease to run out or for a server: one a core would leave it idle."""
+    return int(os.environ.get("TENURE_TEST_WORKERS") or min(3 * (os.cpu_count() or 2), 8))
+
+
+def compile_tests(targets: Sequence[str], environment: Mapping[str, str]) -> None:
+    """On a fresh clone, a process a core: else each process of the first phase compiles all tests.
+
+    pytest rewrites the assertions of a test when it is first collected, and keeps the result.
+    """
+    kept = Path(environment["PYTHONPYCACHEPREFIX"]) / TESTS.relative_to("/")
+    cores = os.cpu_count() or 1
+    if kept.exists() or workers() < 2:
+        return
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "--phase=all", "--quiet"]
+    quiet = subprocess.DEVNULL
+    started = [
+        subprocess.Popen(  # nosec B603 # our own Python
+            [*collect, *part], cwd=ROOT, env=environment, stdout=quiet, stderr=quiet
+        )
+        for part in (targets[at::cores] for at in range(cores))
+        if part
+    ]
+    for process in started:
+        process.wait()
 
 
 def run_phase(
@@ -223,6 +249,7 @@ def main(words: Sequence[str]) -> int:
         return USAGE
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, packages_on_their_way(request.targets, ROOT):
+        compile_tests(request.targets, keeping_bytecode(os.environ))
         codes, tally = run_phases(request, Path(folder))
     code, why = verdict(codes, request, tally)
     print("", *closing_lines(tally, time.monotonic() - started), sep="\n")

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ ONE_PROCESS = (
     "tests/tidy/test_site.py",
     "tests/tidy/test_structure.py",
 )
+# What takes long or keeps a processor busy, the longest first: spread among the many tests that
+# mostly wait.
+BUSY = (
+    "tests/fuzz/",
+    "tests/tidy/test_tools.py",
+    "tests/tidy/test_secrets.py",
+    "tests/tidy/test_commands.py",
+    "tests/chaos/sim/test_simulation.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +83,31 @@ def suite_of(nodeid: str) -> str:
 def sharing(nodeid: str) -> str:
     """Which entry of `ONE_PROCESS` a test is of; nothing for those that share nothing."""
     return next((path for path in ONE_PROCESS if nodeid.startswith(path)), "")
+
+
+def place(nodeid: str, paths: Sequence[str]) -> int:
+    """Which of the paths a test is under; their number for none."""
+    return next((at for at, path in enumerate(paths) if nodeid.startswith(path)), len(paths))
+
+
+def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """What keeps to one process begins first; busy tests at equal distances among the others.
+
+    None of either is in the last fifth, so that nobody waits for it at the end.
+    """
+    shared = [item for item in items if sharing(item.nodeid)]
+    shared.sort(key=lambda item: place(item.nodeid, ONE_PROCESS))
+    rest = [item for item in items if not sharing(item.nodeid)]
+    busy = [item for item in rest if place(item.nodeid, BUSY) < len(BUSY)]
+    busy.sort(key=lambda item: place(item.nodeid, BUSY), reverse=True)
+    others = [item for item in rest if place(item.nodeid, BUSY) == len(BUSY)]
+    distance = max(1, len(others) * 4 // 5 // max(1, len(busy)))
+    mixed = []
+    for at, item in enumerate(others):
+        if busy and at % distance == 0:
+            mixed.append(busy.pop())
+        mixed.append(item)
+    return [*shared, *mixed, *reversed(busy)]
 
 
 class Scheduling(LoadScopeScheduling):
@@ -113,15 +147,12 @@ def phase_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the phase asked for."""
+    """Keep the tests of the phase asked for, in the order of `in_order`."""
     phase = config.getoption("--phase")
     if phase == "all":
         return
     # Left for the other phases, not deselected: whoever reads "deselected" should think of -k.
-    items[:] = [item for item in items if phase_of(item) == phase]
-    # What keeps to one process begins first: nobody waits for it at the end.
-    order = {path: at for at, path in enumerate(ONE_PROCESS)}
-    items.sort(key=lambda item: order.get(sharing(item.nodeid), len(order)))
+    items[:] = in_order([item for item in items if phase_of(item) == phase])
 
 
 def pytest_collection_finish() -> None:

@@ -433,12 +433,34 @@ def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> 
     assert "==== 4 passed, 0 failed in " in done.stdout
 
 
-def test_bytecode_is_kept_in_the_environment_even_where_it_is_not_wanted(copy: Copy) -> None:
-    done = copy.run("bin/test", PYTHONPYCACHEPREFIX="", PYTHONDONTWRITEBYTECODE="1")
-    assert done.returncode == 0, done.stdout + done.stderr
+# Notes each time it is imported, and whether that was only to compile it.
+NOTING = """\
+    import sys
+
+    with open("imported", "a") as file:
+        file.write(f"{'--collect-only' in sys.argv} ")
+
+    def test_it(): pass
+"""
+
+
+def test_bytecode_is_made_once_before_many_begin_and_kept_in_the_environment(copy: Copy) -> None:
+    """Even where the machine says that none is wanted."""
+    copy.lane("unit", NOTING)
+    for _ in range(2):
+        done = copy.run(
+            *("bin/test", "unit", "-k", "test_it"),
+            PYTHONPYCACHEPREFIX="",
+            PYTHONDONTWRITEBYTECODE="1",
+            TENURE_TEST_WORKERS="2",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     kept = copy.root / ".venv" / "bytecode"
     assert list(kept.rglob("test_one.*.pyc"))
     assert not list((copy.root / "tests").rglob("*.pyc"))
+    imported = (copy.root / "imported").read_text().split()
+    assert imported[0] == "True"
+    assert imported.count("True") == 1
 
 
 def test_npm_brings_the_packages_of_a_suite_while_its_tests_begin(copy: Copy) -> None:
