@@ -117,7 +117,8 @@ def scoped_key(requester: str, key: str) -> str:
     """The store's key for an idempotency key, different for each requester.
 
     The anonymous requester's key is kept as it is. Every other key is prefixed with `@requester:`,
-    and an anonymous key that begins with @ is prefixed with `@:`.
+    and an anonymous key that begins with @ is prefixed with `@:`. A colon in the requester, which
+    a name of single sign-on may have, is escaped.
 
     >>> scoped_key("", "order-17"), scoped_key("k1", "order-17"), scoped_key("", "@k1:order-17")
     ('order-17', '@k1:order-17', '@:@k1:order-17')
@@ -125,7 +126,8 @@ def scoped_key(requester: str, key: str) -> str:
     check_key(key)
     if not requester and not key.startswith("@"):
         return key
-    return f"@{requester}:{key}"
+    scope = requester.replace("%", "%25").replace(":", "%3A")
+    return f"@{scope}:{key}"
 
 
 def check_key(key: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.encoding import short_hash
-from tenure.core.errors import LeaseLost, ServerError
+from tenure.core.errors import TRACEBACK_CHARS_MAX, LeaseLost, ServerError
 from tenure.core.job import request_hash
 from tenure.core.lease import Lease
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
@@ -220,7 +220,7 @@ def _errors(failure: Failure | None, kind: str) -> tuple[str, str, str]:
     failure = Failure(
         code="".join(failure.code.split()).replace("\0", "")[:80],
         message=failure.message.replace("\0", "")[:_MESSAGE_CHARS_MAX],
-        stack=failure.stack.replace("\0", ""),
+        stack=failure.stack.replace("\0", "")[-TRACEBACK_CHARS_MAX:],
         retryable=failure.retryable,
     )
     whole = msgspec.json.encode(failure).decode()

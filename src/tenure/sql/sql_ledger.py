@@ -37,6 +37,7 @@ _STEP = 500
 # One call of `find` reads no more jobs than this, so a page may be short or empty.
 _SCAN_MAX = 10_000
 _AFTER_NEWEST = 2**62
+_ATTEMPTS_MAX = 100
 _POSITION = re.compile(r"[0-9]{1,18}")
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
@@ -218,8 +219,9 @@ class SqlLedger:
         return rows[0]["requester_id"] if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
-        """The attempts at a job that have ended, oldest first."""
-        return [dict(row) for row in await self._run("attempts", job_id=job_id)]
+        """The newest attempts at a job that have ended, oldest first."""
+        rows = await self._run("attempts", job_id=job_id, count=_ATTEMPTS_MAX, bytes=PAGE_BYTES)
+        return [dict(row) for row in rows]
 
     async def find(self, query: Query) -> Page:
         """Jobs newest first by their submits; `after` is the position of the last one seen."""

@@ -10,7 +10,7 @@ import pytest
 from tenure.contracts.bullmq.claim import BullmqClaimer
 from tenure.core.errors import InvalidJob
 from tenure.core.job import NewJob
-from tenure.core.outcome import COMPLETED, Failure, Outcome
+from tenure.core.outcome import COMPLETED, Failure, Outcome, OutcomeKind
 from tests.contract.bullmq.conftest import Bench
 from tests.contract.bullmq.test_bad_records import healthy, overwrite, quarantine, run
 
@@ -146,6 +146,24 @@ async def test_a_parent_that_may_not_complete_fails_whatever_its_stacks_hold(
     (lease,) = await queue.claim(1, wait_ms=0)
     await asyncio.wait_for(queue.settle([Outcome(lease, "complete", result=b"1")]), 10)
     assert bench.ids("failed") == [job]
+
+
+@pytest.mark.clause("B-20")
+@pytest.mark.parametrize("kind", ["fail", "complete"])
+async def test_the_newest_hundred_stacks_are_kept_of_a_job_without_a_limit(
+    bench: Bench, kind: OutcomeKind
+) -> None:
+    """A failure is added by the worker, a completion that a child forbids by the script."""
+    (job,) = await healthy(bench, 1)
+    earlier = [f"stack {number}" for number in range(20_000)]
+    bench.raw.hset(bench.key(job), mapping={"stacktrace": json.dumps(earlier), "atm": "1"})
+    if kind == "complete":
+        bench.raw.zadd(bench.key(f"{job}:unsuccessful"), {"child": 1})
+    queue = bench.queue()
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, kind, result=b"1", failure=FAILURE)])
+    kept = json.loads(bench.hash(job)["stacktrace"])
+    assert kept[:-1] == earlier[-99:]
 
 
 @pytest.mark.parametrize("start", [1e20, -1e20, 1e300, {}, "never"], ids=repr)

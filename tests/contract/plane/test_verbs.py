@@ -99,6 +99,16 @@ async def test_a_failed_job_is_requeued_while_attempts_are_left_and_then_a_dead_
 
 
 @pytest.mark.clause("P-13")
+async def test_the_end_of_a_long_stack_is_kept(site: Site) -> None:
+    web = await site.web()
+    job_id = await enqueue(web)
+    long = ERROR | {"stack": "s" * 100_000 + "the end"}
+    await verb(web, "fail", **proof(await claim(web)), kind="release", error=long)
+    (attempt,) = (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"]
+    assert attempt["error"]["stack"] == "s" * (8_000 - len("the end")) + "the end"
+
+
+@pytest.mark.clause("P-13")
 async def test_a_failure_that_is_not_retryable_goes_to_the_dead_letters(site: Site) -> None:
     web = await site.web()
     await enqueue(web, max_attempts=5)

@@ -350,7 +350,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds."""
+    """A job, its JSON fields decoded, and its newest 100 attempts; times are Unix milliseconds."""
 
     job_id: str
     stream: str
