@@ -85,6 +85,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     extra: dict[str, Any] = {}
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Who submitted the job, and when: two jobs that had the same id one after the other
+        differ in it."""
+        return self.requester, self.created_ms
+
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a single job's own event stream; `event_id` orders them and resumes a reader."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
@@ -59,6 +60,7 @@ _STORE_AWAY = {
     "title": "The store does not answer",
     "text": "This page reloads when the store answers. To find the cause: tenure doctor",
 }
+_AWAY_LOG_S = 60.0
 _CHUNK_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FIELDS_MAX = 1_000
@@ -168,6 +170,7 @@ class Dashboard:
         self._read_body = read_body
         self._form_bytes_max = form_bytes_max
         self._notices = _Notices()
+        self._away_logged_s: dict[str, float] = {}
         self.searches = SearchLimit()
         self.watch = JournalWatch(queues)
         self._live = LiveStreams(self.watch)
@@ -247,7 +250,7 @@ class Dashboard:
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
-                _log.warning("page_store_away", path=path, error=str(error))
+                self._log_away(path, error)
                 page = _problem(503, **_STORE_AWAY)
             except TenureError as error:
                 page = _problem(
@@ -256,6 +259,13 @@ class Dashboard:
             return self._render(admitted, page)
 
         return endpoint
+
+    def _log_away(self, path: str, error: StoreError) -> None:
+        """Log at most once a minute per page: anyone may ask for one, and pages reload."""
+        now_s = time.monotonic()
+        if now_s - self._away_logged_s.get(path, -_AWAY_LOG_S) >= _AWAY_LOG_S:
+            self._away_logged_s[path] = now_s
+            _log.warning("page_store_away", path=path, error=str(error))
 
     def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:

@@ -43,7 +43,7 @@ from tenure.gateway.http.document import (
 )
 from tenure.gateway.keyrings import open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
-from tenure.gateway.limits import DepthLimit, RateLimit
+from tenure.gateway.limits import DepthLimit, FailureLog, RateLimit
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.operations import (
     GatewayQueue,
@@ -170,11 +170,11 @@ class Gateway:
             self.dashboard.searches,
         )
         own = [*self._operations.endpoints(), *self.dashboard.endpoints()]
-        groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
-            (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, url, queue.name)
-            for url, queue in zip(self.settings.queues, self.queues, strict=True)
+        groups: list[tuple[list[Endpoint], Feed | None, str]] = [
+            (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, queue.name)
+            for queue in self.queues
         ]
-        groups.append((own, None, "", ""))
+        groups.append((own, None, ""))
         everything = [endpoint for endpoints, *_ in groups for endpoint in endpoints]
         openapi = openapi_document(everything)
         self._docs_page = docs_page(openapi)
@@ -188,12 +188,11 @@ class Gateway:
         def router_of(with_admin: bool) -> Router:
             routes = [
                 route
-                for endpoints, feed, url, name in groups
+                for endpoints, feed, name in groups
                 for route in _resources(
                     context,
                     [each for each in endpoints if with_admin or not _is_admin(each)],
                     feed,
-                    url,
                     name,
                 )
             ]
@@ -279,15 +278,13 @@ def _resources(
     context: RouteContext,
     endpoints: Sequence[Endpoint],
     feed: Feed | None,
-    queue_url: str = "",
     queue: str = "",
 ) -> list[Route]:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     return [
-        Route(path, Resource(context, path, group, feed, queue_url, queue))
-        for path, group in by_path.items()
+        Route(path, Resource(context, path, group, feed, queue)) for path, group in by_path.items()
     ]
 
 
@@ -300,6 +297,7 @@ class _Middleware:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._failures = FailureLog()
         self._boot = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
@@ -326,13 +324,8 @@ class _Middleware:
     async def _answer_error(self, error: Exception, exchange: _Exchange) -> None:
         problem = _http_problem(error) if isinstance(error, HTTPException) else problem_of(error)
         if problem is None or problem.status == 503:
-            _log.error(
-                "request_failed",
-                request_id=exchange.request_id.decode(),
-                path=exchange.scope["path"],
-                exc_info=error if problem is None else None,
-                error=str(error),
-            )
+            code = problem.code if problem is not None else ""
+            self._failures.log(error, code, exchange.scope, exchange.request_id.decode())
         elif problem.code in _QUOTAS:
             self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
         if exchange.status:

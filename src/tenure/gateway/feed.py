@@ -26,7 +26,16 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
 from tenure.core.seam import NOW, EventWaiter, Journal, is_full
-from tenure.gateway.sse import HEARTBEAT, Subscriber, frame, frame_without_id, position
+from tenure.gateway.sse import (
+    GONE,
+    HEARTBEAT,
+    Subscriber,
+    end_others,
+    end_replaced,
+    frame,
+    frame_without_id,
+    position,
+)
 
 _log = structlog.get_logger("tenure.gateway")
 
@@ -44,7 +53,6 @@ _FULL_PAGE = 100
 _FULL_PAGES_MAX = 20
 _PAUSE_S = 0.1
 _WHILE_LEASED = frozenset({"extend", "report", "reject"})
-_EXPIRED = sse_comment("the job has expired")
 _UNREADABLE = sse_comment("the events of this job cannot be read")
 
 # The reader of unjournaled events waits for this long, so that clients that connect together share
@@ -120,10 +128,18 @@ class Feed:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+    def subscribe(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        masked: bool = False,
+        origin: tuple[str, int] | None = None,
+    ) -> Subscriber:
         """A new subscriber of a job, after a position ("" for all); call `leave` at the end.
 
-        `masked` hides the secrets in the events: the client is not the job's requester.
+        `masked` hides the secrets in the events: the client is not the job's requester. With
+        `origin`, it ends when the job of this id has another one.
         """
         now_s = time.monotonic()
         channel = self._channels.get(job_id)
@@ -134,6 +150,7 @@ class Feed:
         )
         subscriber.page = _PAGE
         subscriber.masked = masked
+        subscriber.origin = origin
         channel.subscribers.add(subscriber)
         self._followed.set()
         return subscriber
@@ -155,9 +172,7 @@ class Feed:
         Nothing is awaited between the last read and `live = True`, so no event is missed.
         """
         try:
-            events = await self._ledger.events(
-                subscriber.job_id, after=subscriber.event_id, limit=subscriber.page
-            )
+            events = await self._read_older(subscriber)
         except Exception as error:
             if not _is_unreachable(error):
                 _log.warning("events_unreadable", job_id=subscriber.job_id, error=str(error))
@@ -192,6 +207,13 @@ class Feed:
             self._unjournaled.add()
         subscriber.live = True
 
+    async def _read_older(self, subscriber: Subscriber) -> list[JobEvent]:
+        events = await self._ledger.events(
+            subscriber.job_id, after=subscriber.event_id, limit=subscriber.page
+        )
+        await end_replaced(self._ledger.get, [subscriber] if events else [])
+        return [] if subscriber.ended else events
+
     async def _tail(self) -> None:
         """Follow the journal while a client follows a job."""
         after, full_pages = NOW, 0
@@ -206,6 +228,8 @@ class Feed:
                     full_pages = full_pages + 1 if len(events) >= _FULL_PAGE else 0
                     self._note_claims(events)
                     await self._read({event.job_id for event in events} & self._channels.keys())
+                    removed = {event.job_id for event in events if event.type == "remove"}
+                    await end_replaced(self._ledger.get, self._followers(removed))
                 if full_pages >= _FULL_PAGES_MAX:
                     after, full_pages = NOW, 0
                     await asyncio.sleep(_PAUSE_S)
@@ -304,11 +328,17 @@ class Feed:
             if not cursors:
                 continue
             changed, unreadable = await _read_changes(self._ledger, cursors)
+            new = [job_id for job_id, events in changed.items() if events]
+            await end_replaced(self._ledger.get, self._followers(new))
             for job_id, events in changed.items():
                 if await self._deliver(job_id, events):
                     job_ids.append(job_id)
             for job_id in unreadable:
                 self._end(job_id, _UNREADABLE)
+
+    def _followers(self, job_ids: Iterable[str]) -> list[Subscriber]:
+        found = (self._channels.get(job_id) for job_id in job_ids)
+        return [each for channel in found if channel for each in channel.subscribers]
 
     async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         masked = None
@@ -357,6 +387,7 @@ class Feed:
         records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in due))
         for channel, record in zip(due, records, strict=True):
             channel.checked_s = now_s
+            end_others(channel.subscribers, record)
             self._end_if_over(channel, record)
 
     def _end_if_over(self, channel: _Channel, record: JobRecord | None) -> None:
@@ -366,8 +397,7 @@ class Feed:
         if two checks found it in a final state.
         """
         if record is None:
-            gone = JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
-            last = frame_without_id(gone) + _EXPIRED
+            last = GONE
         elif record.state in self._final and channel.looks_over:
             over = JobEvent(
                 event_id="",

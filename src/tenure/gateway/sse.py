@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from tenure.core.encoding import answer_json, sse_comment, sse_frame
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
-from tenure.core.job import JobEvent
+from tenure.core.job import JobEvent, JobRecord
 from tenure.dashboard.api import until_disconnected
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
@@ -70,6 +70,9 @@ def _shown(event: JobEvent) -> dict[str, object]:
     return {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": data}
 
 
+GONE = frame_without_id(
+    JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
+) + sse_comment("the job has expired")
 _TOO_SLOW = sse_comment("you read too slowly; reconnect and go on from your Last-Event-ID")
 
 
@@ -94,6 +97,7 @@ class Subscriber:
         "live",
         "masked",
         "on_overflow",
+        "origin",
         "page",
         "pushed_s",
     )
@@ -112,6 +116,7 @@ class Subscriber:
         self.cursor = position(after)
         self.live = False
         self.masked = False
+        self.origin: tuple[str, int] | None = None
         self.ended = False
         self.page = 1
         self.pushed_s = now_s
@@ -181,13 +186,47 @@ class Subscriber:
             waiter.set_result(None)
 
 
+def end_others(subscribers: Iterable[Subscriber], record: JobRecord | None) -> None:
+    """End the subscribers whose job is gone, or whose id another job has by now."""
+    for subscriber in list(subscribers):
+        if subscriber.origin not in (None, record.origin if record else ()):
+            subscriber.end(GONE)
+
+
+async def end_replaced(
+    get: Callable[[str], Awaitable[JobRecord | None]], subscribers: Iterable[Subscriber]
+) -> None:
+    """The same for jobs that `get` reads, if their subscribers have an origin.
+
+    Called after events were read and before they are delivered: after the removal of a job another
+    requester may use its id, and the events of that job are not for the followers of the first.
+    """
+    followers: dict[str, list[Subscriber]] = {}
+    for subscriber in subscribers:
+        if subscriber.origin is not None and not subscriber.ended:
+            followers.setdefault(subscriber.job_id, []).append(subscriber)
+    records = await asyncio.gather(*map(get, followers), return_exceptions=True)
+    for record, those in zip(records, followers.values(), strict=True):
+        if isinstance(record, StoreError):
+            raise record
+        # Of a job that cannot be read nobody knows whose it is.
+        end_others(those, record if isinstance(record, JobRecord) else None)
+
+
 _REVOKED = sse_comment("the key of this connection is no longer valid")
 
 
 class EventSource(Protocol):
     """What a stream needs of the feed of a queue."""
 
-    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+    def subscribe(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        masked: bool = False,
+        origin: tuple[str, int] | None = None,
+    ) -> Subscriber:
         """A new subscriber of a job."""
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -241,7 +280,9 @@ class Streamer:
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
-            subscriber = feed.subscribe(follow.job_id, follow.after, masked=follow.masked)
+            subscriber = feed.subscribe(
+                follow.job_id, follow.after, masked=follow.masked, origin=follow.origin
+            )
             timers: list[asyncio.TimerHandle] = []
             subscriber.on_overflow = lambda: self._drop(scope, timers)
             streams = self._open.setdefault(caller, set())

@@ -70,6 +70,39 @@ async def test_a_child_whose_parent_is_named_wrongly_ends_with_its_batch(
     await run(bench, [child, *ids])
 
 
+@pytest.mark.parametrize("kind", ["complete", "bury"])
+async def test_a_child_ends_no_wait_of_a_job_that_is_not_its_parent(
+    bench: Bench, kind: Any
+) -> None:
+    """The child is in the dependencies of its own parent, and its link names a job elsewhere."""
+    elsewhere = f"{bench.key('')[:-1]}-other"
+    told = {"id": "p", "queueKey": elsewhere, "fpof": True}
+    child = await child_of(bench, "q", told)
+    fields: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1"}
+    bench.raw.hset(f"{elsewhere}:p", mapping=fields)
+    bench.raw.zadd(f"{elsewhere}:waiting-children", {"p": 1})
+    queue = bench.queue()
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, kind, result=b"1", failure=FAILURE)])
+    assert bench.ids("completed" if kind == "complete" else "failed") == [child]
+    assert bench.raw.zscore(f"{elsewhere}:waiting-children", "p") == 1
+    assert bench.raw.hget(f"{elsewhere}:p", "defa") is None
+    reason = f"as a parent: the link of its child names {elsewhere}:p"
+    assert quarantine(bench) == {bench.key("q"): reason}
+
+
+async def test_a_removed_parent_takes_no_job_with_it_that_is_not_its_child(bench: Bench) -> None:
+    child = await child_of(bench, "p")
+    (other,) = await healthy(bench, 1)
+    strange = f"{bench.key('')[:-1]}-other:1"
+    bench.raw.hset(strange, mapping={"name": "work", "data": "1"})
+    bench.raw.sadd(bench.key("p:dependencies"), bench.key(other), strange)
+    assert await bench.ledger().remove(["p"]) == ["ok"]
+    assert not bench.raw.exists(bench.key("p"), bench.key(child))
+    assert bench.raw.exists(bench.key(other), strange) == 2
+    assert bench.ids("wait") == [other]
+
+
 async def test_a_prioritized_parent_is_released_where_its_counter_is_no_number(
     bench: Bench,
 ) -> None:

@@ -19,7 +19,7 @@ from tenure.gateway.http.connections import CoalescingTransport
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from tenure.gateway.operations import SubmitBatcher
 from tenure.gateway.problems import CODES, Problem
-from tenure.gateway.sse import HEARTBEAT, frame, position
+from tenure.gateway.sse import GONE, HEARTBEAT, frame, position
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -207,6 +207,34 @@ async def test_a_client_that_catches_up_is_given_no_more_at_once_than_a_live_one
             if len(ids) == 40:
                 break
     assert ids == [b"%d" % n for n in range(1, 41)]
+
+
+class Replaced(Held):
+    """A store in which another job has the id, though the journal has not said so."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        return JobRecord(
+            job_id=job_id, contract="x", queue="x", task="t", state="queued", requester="second"
+        )
+
+
+async def test_events_of_another_job_with_the_same_id_reach_no_earlier_follower() -> None:
+    store = Replaced()
+    store.hold = False
+    feed = Feed(store, store, final=("done",), sweep_ms=600_000, heartbeat_ms=600_000)
+    feed.start()
+    live = feed.subscribe("j", "1-0", origin=("first", 0))
+    async with asyncio.timeout(5):
+        waiting = asyncio.create_task(live.next())
+        while not live.live:
+            await asyncio.sleep(0)
+        store.stored.append(JobEvent(event_id="2-0", type="progress", ts_ms=2))
+        store.moved.set()
+        assert await waiting == GONE
+        assert await feed.subscribe("j", "", origin=("first", 0)).next() == GONE
+        own = await feed.subscribe("j", "", origin=("second", 0)).next()
+        assert b"id: 2-0" in (own or b"")
+    await feed.close()
 
 
 class Away(Held):

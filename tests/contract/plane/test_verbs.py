@@ -337,3 +337,29 @@ async def test_a_job_of_the_plane_is_followed_to_its_end_and_resumed(site: Site)
     assert (await web.get(path, last_event_id=ended.id)).status == 204
     assert (await web.get(path, last_event_id="1-0")).status == 400
     assert (await web.get("/v1/plane/jobs/none/events")).status == 404
+
+
+@pytest.mark.clause("P-26")
+async def test_a_stream_ends_with_its_job_and_shows_no_later_job_of_the_same_id(
+    site: Site,
+) -> None:
+    web = await site.web()
+    scopes = ("jobs:write", "jobs:read")
+    first, second = [
+        {"authorization": f"Bearer {(await site.ring.create(scopes, name))[1]}"}
+        for name in ("first", "second")
+    ]
+    worker = {"authorization": f"Bearer {(await site.ring.create(('jobs:work',), 'w'))[1]}"}
+    path, job = "/v1/plane/jobs", {"job_id": "swap", "payload": 1}
+    assert (await web.post(path, job | {"delay_ms": 600_000}, **first)).status == 202
+    heard = aiter(await web.stream(f"{path}/swap/events", **first))
+    assert [(await anext(heard)).name for _ in range(2)] == ["hello", "QUEUED"]
+    assert await site.ledger().remove(["swap"]) == ["ok"]
+    assert (await web.post(path, job, **second)).status == 202
+    asked = {"worker_id": "w1", "streams": [], "max_wait_ms": 5_000}
+    lease = (await web.post("/internal/worker/claim", asked, **worker)).json
+    end = {"worker_id": "w1", "result": 1, **proof(lease)}
+    assert (await web.post("/internal/worker/complete", end, **worker)).status == 200
+    async with asyncio.timeout(10):
+        rest = [event.name async for event in heard]
+    assert rest == ["expired", ":"]

@@ -130,7 +130,7 @@ class _JobRoutes:
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
-        return Follow(record.job_id, record.state, after, masked)
+        return Follow(record.job_id, record.state, after, masked, record.origin)
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
