@@ -76,7 +76,7 @@ _OMNIQ: dict[str, Edits] = {
         ),
     ),
     "no-reclaim": (
-        ("claim", "  due.reap(TEND, CHANCE, true)\n", ""),
+        ("claim", "  due.reap(UPKEEP_MAX, CHANCE, true)\n", ""),
         (
             "upkeep",
             "local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)",

@@ -149,7 +149,7 @@ SETTINGS = {
         Setting(
             "transcode.require",
             [],
-            "parts of ffmpeg's cage without which no worker starts: network, files, syscalls",
+            "sandbox features without which the worker refuses to start: network, files, syscalls",
             "list",
         ),
         Setting("transcode.readable", [], "further paths that ffmpeg may read", "list"),

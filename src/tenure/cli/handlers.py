@@ -38,7 +38,7 @@ log = structlog.get_logger("tenure.worker")
 _BUILT_IN = "tenure.tasks"
 INBOX = "tenure.transcode"
 # By default a worker runs five transcodes, which may take hours, and holds fifteen events: a claim
-# of ten (section 12), and five that are being delivered during the next claim.
+# of ten (inbox contract, section 12), and five that are being delivered during the next claim.
 TRANSCODES, _DELIVERIES = 5, 15
 _SAMPLE_TIMEOUT_S = 60.0
 

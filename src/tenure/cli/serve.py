@@ -314,7 +314,7 @@ async def _run_workers(
     with _ReadyListener(len(names), notifier) as listener:
         ours = child_environment() | {"NOTIFY_SOCKET": listener.address}
         supervisor = Supervisor(note, {**ours, **environment}, note_child_line)
-        with stop_on_signals(stop, supervisor.hurry):
+        with stop_on_signals(stop, supervisor.stop_now):
             for name, command in zip(names, commands, strict=True):
                 await supervisor.start(name, command, once=once)
             watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))

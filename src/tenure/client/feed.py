@@ -211,6 +211,9 @@ class JobFeed(Generic[F]):
             events = await self._ledger.events(
                 follower.job_id, after=follower.event_id, limit=follower.page
             )
+            if events:
+                await self._end_replaced([follower])
+                events = [] if follower.ended else events
         except Exception as error:
             if not is_away(error):
                 logger().warning("events_unreadable", job_id=follower.job_id, error=str(error))
@@ -285,6 +288,8 @@ class JobFeed(Generic[F]):
             ended = {e.job_id for e in events if e.to_state in final or e.type in final}
             await self._resolve([job_id for job_id in ended if job_id in self._ends])
         await self._read({event.job_id for event in events} & self._channels.keys())
+        removed = {event.job_id for event in events if event.type == "remove"}
+        await self._end_replaced(self._followers(removed))
 
     async def _resolve(self, job_ids: list[str]) -> None:
         """Read these records; those that have ended are what is awaited."""
@@ -389,11 +394,23 @@ class JobFeed(Generic[F]):
             if not cursors:
                 continue
             changed, unreadable = await read_changes(self._ledger, cursors)
+            new = [job_id for job_id, events in changed.items() if events]
+            await self._end_replaced(self._followers(new))
             for job_id, events in changed.items():
                 if await self._deliver(job_id, events):
                     job_ids.append(job_id)
             for job_id in unreadable:
                 self._end(job_id, None)
+
+    def _followers(self, job_ids: Iterable[str]) -> list[F]:
+        found = (self._channels.get(job_id) for job_id in job_ids)
+        return [each for channel in found if channel for each in channel.followers]
+
+    async def _end_replaced(self, followers: Iterable[F]) -> None:
+        """Called after events were read and before they are given: end those of another job."""
+
+    def _end_others(self, followers: Iterable[F], record: JobRecord | None) -> None:
+        """Called with the record of a job: end the followers that mean another one."""
 
     async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         """Give one job's new events to its live followers; True if there may be more."""
@@ -417,6 +434,7 @@ class JobFeed(Generic[F]):
         records = await asyncio.gather(*(self._ledger.get(each.job_id) for each in due))
         for channel, record in zip(due, records, strict=True):
             channel.checked_s = now_s
+            self._end_others(channel.followers, record)
             self._end_if_over(channel, record)
 
     def _end_if_over(self, channel: Channel[F], record: JobRecord | None) -> None:

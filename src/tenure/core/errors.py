@@ -26,7 +26,7 @@ from __future__ import annotations
 
 _FRAMES_MAX = 50
 _PART_CHARS_MAX = 2_000
-_TRACEBACK_CHARS_MAX = 8_000
+TRACEBACK_CHARS_MAX = 8_000
 
 
 class TenureError(Exception):
@@ -203,4 +203,4 @@ def traceback_of(error: BaseException) -> str:
 
     parts = traceback.format_exception(error, limit=-_FRAMES_MAX)
     short = (p if len(p) <= _PART_CHARS_MAX else f"{p[:_PART_CHARS_MAX]}...\n" for p in parts)
-    return "".join(short)[-_TRACEBACK_CHARS_MAX:]
+    return "".join(short)[-TRACEBACK_CHARS_MAX:]

@@ -86,6 +86,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     extra: dict[str, Any] = {}
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Who submitted the job, and when: two jobs that had the same id one after the other
+        differ in it."""
+        return self.requester, self.created_ms
+
 
 class JobTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job to be submitted later, as it is stored until then; `payload` is JSON text."""
@@ -221,7 +227,8 @@ def scoped_key(requester: str, key: str) -> str:
     """The store's key for an idempotency key, different for each requester.
 
     The anonymous requester's key is kept as it is. Every other key is prefixed with `@requester:`,
-    and an anonymous key that begins with @ is prefixed with `@:`.
+    and an anonymous key that begins with @ is prefixed with `@:`. A colon in the requester, which
+    a name of single sign-on may have, is escaped.
 
     >>> scoped_key("", "order-17"), scoped_key("k1", "order-17"), scoped_key("", "@k1:order-17")
     ('order-17', '@k1:order-17', '@:@k1:order-17')
@@ -229,7 +236,8 @@ def scoped_key(requester: str, key: str) -> str:
     check_key(key)
     if not requester and not key.startswith("@"):
         return key
-    return f"@{requester}:{key}"
+    scope = requester.replace("%", "%25").replace(":", "%3A")
+    return f"@{scope}:{key}"
 
 
 def check_key(key: str) -> None:

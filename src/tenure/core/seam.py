@@ -187,7 +187,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A ledger ends a page early when its jobs or events carry so many bytes."""
+"""A ledger ends a page early when its jobs or events carry this many bytes."""
 READ_STEP = 25
 """How many whole jobs or events one call reads: their size is known only afterwards."""
 
@@ -316,14 +316,21 @@ class Ledger(Protocol):
         """Close the connections."""
 
 
+NOW = "$"
+"""The cursor for `Journal.wait` that skips every event before the call."""
+
+
 class Journal(Protocol):
-    """The ordered history of a queue, read by position."""
+    """The ordered history of a queue. A cursor is the `seq` of an event, or made by `since`."""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position ("" for the oldest kept), oldest first."""
+        """Events after a cursor ("" for the oldest kept), oldest first."""
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
+
+    def since(self, ts_ms: int) -> str:
+        """A cursor before every event since this time; some earlier events may follow it too."""
 
     async def last(self) -> str:
         """A position such that no event at or before it can still be added."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
@@ -58,6 +59,7 @@ _STORE_AWAY = {
     "title": "The store does not answer",
     "text": "This page reloads when the store answers. To find the cause: tenure doctor",
 }
+_AWAY_LOG_S = 60.0
 _CHUNK_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FIELDS_MAX = 1_000
@@ -166,6 +168,7 @@ class Dashboard:
         self._read_body = read_body
         self._form_bytes_max = form_bytes_max
         self._notices = _Notices()
+        self._away_logged_s: dict[str, float] = {}
         self.searches = SearchLimit()
         self.watch = JournalWatch(queues)
         self._live = LiveStreams(self.watch)
@@ -240,7 +243,7 @@ class Dashboard:
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
-                _log.warning("page_store_away", path=path, error=str(error))
+                self._log_away(path, error)
                 page = _problem(503, **_STORE_AWAY)
             except TenureError as error:
                 page = _problem(
@@ -249,6 +252,13 @@ class Dashboard:
             return self._render(request, admitted, page)
 
         return endpoint
+
+    def _log_away(self, path: str, error: StoreError) -> None:
+        """Log at most once a minute per page: anyone may ask for one, and pages reload."""
+        now_s = time.monotonic()
+        if now_s - self._away_logged_s.get(path, -_AWAY_LOG_S) >= _AWAY_LOG_S:
+            self._away_logged_s[path] = now_s
+            _log.warning("page_store_away", path=path, error=str(error))
 
     def _form(self, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -491,7 +501,7 @@ class _Forms:
         queue, text = request.field("queue"), request.field("payload")
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
+            payload=await self._redaction.in_thread_if_large(len(text), lambda: _json_of(text)),
             requester=request.caller.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job)
@@ -515,7 +525,7 @@ class _Forms:
 
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text) + len(before), restored),
+            payload=await self._redaction.in_thread_if_large(len(text) + len(before), restored),
             priority=old.priority,
             max_attempts=old.max_attempts or None,
             gid=old.gid,

@@ -242,7 +242,9 @@ class JobFinder:
         if is_plain and not search.matches(job, queue.name):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._match, search, queue, seen))
+        return await self.redaction.in_thread_if_large(
+            size_of(seen), partial(self._match, search, queue, seen)
+        )
 
     def _match(self, search: Search, queue: OpenQueue, job: JobRecord) -> FoundJob | None:
         shown = self.redaction.record(job)

@@ -249,14 +249,14 @@ class Gateway:
             self._audit,
             self.dashboard.searches,
         )
-        groups: list[tuple[list[Endpoint], Feed | None, str, str]] = [
-            (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, url, queue.name)
-            for url, queue in zip(self.settings.queues, self.queues, strict=True)
+        groups: list[tuple[list[Endpoint], Feed | None, str]] = [
+            (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, queue.name)
+            for queue in self.queues
         ]
-        groups.append(([*self._operations.endpoints(), *self.dashboard.endpoints()], None, "", ""))
+        groups.append(([*self._operations.endpoints(), *self.dashboard.endpoints()], None, ""))
         routes: list[BaseRoute] = []
-        for endpoints, feed, url, name in groups:
-            routes += self._resource_routes(context, endpoints, feed, url, name)
+        for endpoints, feed, name in groups:
+            routes += self._resource_routes(context, endpoints, feed, name)
         routes += [
             self._page(route.path, route.endpoint, dict.fromkeys(_methods(route), right))
             for route, right in self.dashboard.declared
@@ -273,7 +273,6 @@ class Gateway:
         context: RouteContext,
         endpoints: Sequence[Endpoint],
         feed: Feed | None,
-        queue_url: str,
         queue: str,
     ) -> list[GatewayRoute]:
         by_path: dict[str, list[Endpoint]] = {}
@@ -282,7 +281,7 @@ class Gateway:
         return [
             resource_route(
                 path,
-                Resource(context, path, group, feed, queue_url, queue),
+                Resource(context, path, group, feed, queue),
                 self._guard,
                 {endpoint.method: endpoint.right for endpoint in group},
                 admin_only=bool(self.settings.admin_address) and any(map(_is_admin, group)),

@@ -94,16 +94,16 @@ class Auth:
         self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
         self._keys = CachedLookup(self._read_key, keep_s=CACHE_S)
-        self._counts = CachedLookup(ring.count, keep_s=CACHE_S)
+        self._counts = CachedLookup(lambda _: ring.count(), keep_s=CACHE_S)
         self._touched_ms: dict[str, int] = {}
 
     async def admit(
-        self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = "", acts: bool = False
+        self, scope: Scope, headers: Mapping[str, str], *, acts: bool = False
     ) -> Caller:
         """The caller of a request; raises `Problem` 401 or 403.
 
-        `queue_url` names the queue of the route, if it has one. `acts` is true for a request that
-        changes something; a ticket does not permit that, because others may see its URL.
+        `acts` is true for a request that changes something; a ticket does not permit that, because
+        others may see its URL.
         """
         if self._hook is not None:
             caller = await self._by_hook(self._hook, scope)
@@ -125,7 +125,7 @@ class Auth:
         if person is not None:
             _check_own_page(scope["method"], headers, form=False)
             return person
-        if not self._open or await self._counts.get(queue_url):
+        if not self._open or await self._counts.get(""):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
         return _ANONYMOUS

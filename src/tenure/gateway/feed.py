@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from tenure.client.events import FollowLedger
 from tenure.client.feed import CHUNK_EVENTS_MAX, PAGE, JobFeed, News
-from tenure.core.job import JobEvent, position
+from tenure.core.job import JobEvent, JobRecord, position
 from tenure.core.redaction import Redaction
 from tenure.core.seam import EventWaiter, is_full
-from tenure.gateway.sse import HEARTBEAT, Subscriber, frame
+from tenure.gateway.sse import HEARTBEAT, Subscriber, end_others, end_replaced, frame
 
 
 class Feed(JobFeed[Subscriber]):
@@ -44,10 +44,18 @@ class Feed(JobFeed[Subscriber]):
         self._on_events = on_events
         self._redaction = redaction or Redaction()
 
-    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+    def subscribe(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        masked: bool = False,
+        origin: tuple[str, int] | None = None,
+    ) -> Subscriber:
         """A new follower of a job, after a position ("" for all); `leave` when it is done.
 
-        `masked` hides the secrets in the events: the follower is not the job's requester.
+        `masked` hides the secrets in the events: the follower is not the job's requester. With
+        `origin`, it ends when the job of this id has another one.
         """
         subscriber = Subscriber(
             job_id,
@@ -58,11 +66,18 @@ class Feed(JobFeed[Subscriber]):
         )
         subscriber.page = PAGE
         subscriber.masked = masked
+        subscriber.origin = origin
         return self.follow(subscriber)
+
+    async def _end_replaced(self, followers: Iterable[Subscriber]) -> None:
+        await end_replaced(self._ledger.get, followers)
+
+    def _end_others(self, followers: Iterable[Subscriber], record: JobRecord | None) -> None:
+        end_others(followers, record)
 
     async def _give(self, follower: Subscriber, events: list[JobEvent]) -> bool:
         if follower.masked:
-            events = await self._redaction.events(events, patient=True)
+            events = await self._redaction.events(events, may_wait=True)
         served = given = 0
         for event in events:
             given += 1
@@ -78,7 +93,7 @@ class Feed(JobFeed[Subscriber]):
     async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         hidden: dict[str, JobEvent] = {}
         if self._masks(job_id):
-            masked = await self._redaction.events(events, patient=True)
+            masked = await self._redaction.events(events, may_wait=True)
             hidden = {event.event_id: event for event in masked}
         channel = self._channels.get(job_id)
         if channel is None or not events:

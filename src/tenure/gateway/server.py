@@ -21,6 +21,7 @@ import uvicorn
 from tenure.core.errors import UsageError
 from tenure.gateway.application import Gateway
 from tenure.gateway.http.connections import ClientConnection, Connections
+from tenure.gateway.keyrings import ask_once
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
 from tenure.worker.events import Notifier
@@ -32,7 +33,6 @@ _BACKLOG = 4096
 # clients do not wait behind a flood of connections.
 _ACCEPTS = 8
 _OTHER_FILES = 256  # open files besides client connections: stores, logs, libraries
-_SWEEP_TICKS = 3  # deadlines of connections are checked every third tick of 0.1 s
 
 
 class _Server(uvicorn.Server):
@@ -43,8 +43,7 @@ class _Server(uvicorn.Server):
         self._connections = connections
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % _SWEEP_TICKS == 0:
-            self._connections.sweep()
+        self._connections.sweep()  # every 0.1 s
         return await super().on_tick(counter)
 
     @contextmanager
@@ -86,10 +85,12 @@ async def serving(
         copies = [sock.dup() for sock in sockets for _ in range(_ACCEPTS - 1)]
         task = asyncio.create_task(server.serve(sockets=sockets + copies))
         running = RunningGateway(gateway, server, *map(_address, sockets))
+        asking = asyncio.create_task(ask_once(gateway.ring))
         try:
             await _wait_started(server, task)
             yield running
         finally:
+            asking.cancel()
             await running.stop()
             await task
 

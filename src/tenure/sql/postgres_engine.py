@@ -18,7 +18,7 @@ from tenure.sql.schema import check_version, repair_sequences
 from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, Postgres
 
 _SETTLED_TIMEOUT_S = 2.0
-SAMPLE = 16
+SAMPLE = 16  # how many jobs of a bulk submit are looked up before the COPY
 _NOTIFY_PAUSE_S = 0.02
 # Callers wait for the ends of their jobs: a notice of one job must not wait long behind another's.
 _NEWS_PAUSE_S = 0.004
@@ -37,7 +37,7 @@ _EVENT_COLUMN = {
     **{
         (table, operation): "has_event"
         for table in (INBOX, OUTBOX)
-        for operation in ("settle", "decide")
+        for operation in ("complete", "settle", "decide")
     },
 }
 
@@ -98,10 +98,10 @@ class PostgresEngine:
                 return stored
         statement = found.statements[0]
         columns = dict(zip(found.batch, zip(*batch, strict=True), strict=False))
-        alike = {name: columns[name][0] for name in found.alike if batch}
-        if alike and all(columns[name].count(value) == len(batch) for name, value in alike.items()):
-            statement = found.for_alike
-            columns |= alike
+        firsts = {name: columns[name][0] for name in found.constant if batch}
+        if firsts and all(columns[name].count(each) == len(batch) for name, each in firsts.items()):
+            statement = found.with_constants
+            columns |= firsts
         arguments: list[Any] = list(columns.values())
         arguments += [params[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)

@@ -38,7 +38,7 @@ _READS = frozenset(
 )
 _CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
-_KEEP_S = 0.01
+_KEEP_NOTICE_S = 0.01
 """How long a claimer keeps a notice for its next claim."""
 
 
@@ -187,7 +187,7 @@ class SqliteListener:
     async def disarm(self, *, more: bool) -> None:
         if more:
             self._notified.set()
-        self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
+        self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_NOTICE_S, self._pass_on)
 
     def _pass_on(self) -> None:
         unused = self._listener is not None and self._listener.close()

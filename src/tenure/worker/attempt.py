@@ -92,7 +92,7 @@ class Executor:
             clock=context.clock,
             rng=context.rng,
         )
-        self._quiet: asyncio.Event | None = None
+        self._all_concluded: asyncio.Event | None = None
         self.running: dict[Attempt, None] = {}
 
     # adopt, begin -------------------------------------------------------------------------------
@@ -221,8 +221,8 @@ class Executor:
             outcome = attempt.source.replace_nul(attempt, outcome)
         attempt.outcome_chosen = True
         attempt.ran_s = self._clock() - attempt.started
-        if self._quiet is not None:
-            self._check_quiet(self._quiet)
+        if self._all_concluded is not None:
+            self._set_if_concluded(self._all_concluded)
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
@@ -275,7 +275,7 @@ class Executor:
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """Write nothing more for this attempt; its lease expires."""
         attempt.lost = True
-        attempt.renewing = False
+        attempt.extending = False
         attempt.error = attempt.context = None
         attempt.source.forget(attempt)
         log.warning("lease lost", **attempt_facts(attempt), reason=reason)
@@ -364,15 +364,15 @@ class Executor:
             if not attempt.handler_started and attempt.runner is not None:
                 self.end(attempt, "shutdown")
 
-    def quiet(self) -> asyncio.Event:
+    def all_concluded(self) -> asyncio.Event:
         """An event, set when every attempt has its outcome; call it after the last `begin`."""
-        self._quiet = asyncio.Event()
-        self._check_quiet(self._quiet)
-        return self._quiet
+        self._all_concluded = asyncio.Event()
+        self._set_if_concluded(self._all_concluded)
+        return self._all_concluded
 
-    def _check_quiet(self, quiet: asyncio.Event) -> None:
+    def _set_if_concluded(self, event: asyncio.Event) -> None:
         if all(attempt.outcome_chosen for attempt in self.running):
-            quiet.set()
+            event.set()
 
 
 def _in_thread(attempt: Attempt) -> bool:

@@ -106,7 +106,7 @@ class Metrics(Collector):
         self._registry.unregister(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by Prometheus, in whatever thread it likes."""
+        """Called by Prometheus, in any thread."""
         tallies = list(self._tallies.copy().values())
         used, total = self._slots()
         for name, about, value in _COUNTERS:
@@ -155,9 +155,10 @@ _ACTIVITY = ("claimed", "settled", "lost")
 class Watch:
     """Counts events by name, so that tests wait for one instead of sleeping; not thread-safe.
 
-    The names: contact, ready, claimed, claim_failed, dry, started, ended, abandoned, reported,
-    report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep, draining,
-    releasing, drained, stopped. `activity` is a number that grows whenever jobs come or go.
+    The names: contact, ready, claimed, claim_failed, claim_empty, started, ended, abandoned,
+    reported, report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep,
+    draining, releasing, drained, stopped. `activity` is a number that grows whenever jobs come or
+    go.
     """
 
     def __init__(self) -> None:

@@ -35,12 +35,12 @@ passed, the worker stops. From then on the handler's return value or exception i
 class Attempt(msgspec.Struct, eq=False):
     """One lease, from claim to verdict. `task` is None if this worker has no handler for it.
 
-    Two threads share it. The keeper's thread writes `lease`, `until`, `lost` and `renewing`, the
+    Two threads share it. The keeper's thread writes `lease`, `until`, `lost` and `extending`, the
     worker's loop all the rest. Each write sets one attribute, so no lock is needed.
 
     until            local deadline, on our clock: from then on another worker may own the job. It
                      counts from when the last confirmed claim or extend was *sent*
-    renewing         the keeper extends the lease; when off, the lease is left to expire
+    extending        the keeper extends the lease; when off, the lease is left to expire
     stop_reason      why the attempt is stopped from outside; empty if it is not
     handler_started  the handler was really started
     outcome_chosen   the outcome is chosen, once and for all
@@ -48,7 +48,7 @@ class Attempt(msgspec.Struct, eq=False):
     unsent           how many reports are not written yet; the outcome waits for them
     pending_outcome  that outcome, as the `Entry` to be settled
     error            what the handler raised, and the `context` in which it did, until it is logged
-    source, job      set by the modules `claim` and `attempt`, which import this one
+    source, job      set by the modules `claim` and `attempt`; typed Any to avoid a circular import
     """
 
     lease: Lease
@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, eq=False):
     job: Any = None
     tally: Tally = msgspec.field(default_factory=lambda: Tally("", ""))
     lost: bool = False
-    renewing: bool = True
+    extending: bool = True
     stop_reason: StopReason = ""
     handler_started: bool = False
     outcome_chosen: bool = False
@@ -211,9 +211,9 @@ class Job(msgspec.Struct, eq=False):
 
         `await` it in an `async def` handler, as `report`. Not all contracts have it.
         """
-        news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
+        report = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data
-        return self._report(self._attempt, news)
+        return self._report(self._attempt, report)
 
     @property
     def children(self) -> Any:
@@ -276,16 +276,16 @@ class Job(msgspec.Struct, eq=False):
         if type in TERMINAL_TYPES or not type:
             raise UsageError(
                 f"a handler cannot report {type!r}: the worker writes the end of a job when the "
-                "handler returns or raises; use another type for news"
+                "handler returns or raises; use another type for a report"
             )
-        news = Report(
+        report = Report(
             lease=self._attempt.lease,
             type=whole_text(type),
             step=whole_text(step),
             data=b"{}" if data is None else storable_json(data)[0],
             progress=b"" if progress is None else storable_json(progress)[0],
         )
-        return self._report(self._attempt, news)
+        return self._report(self._attempt, report)
 
 
 class JobLog:

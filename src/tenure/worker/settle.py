@@ -209,7 +209,7 @@ def cancelled_outcome(lease: Lease) -> Outcome:
 
 
 def hand_back_ms(times: int, limit_ms: int, left_ms: int | None = None) -> int:
-    """The delay of a job that was handed back so many times before.
+    """The delay of a job that was handed back this many times before.
 
     If it expires in `left_ms`, it comes back once more shortly before that; 0: it cannot.
 
@@ -330,14 +330,14 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Flusher:
-    """Sends items of one kind to one queue in batches, at most one call at a time in each lane.
+    """Sends items of one kind to one queue in batches, at most one call at a time by each sender.
 
-    There are as many lanes as `backoffs`. All but the first send full batches only: a partial batch
-    waits, so that it grows.
+    There are as many senders as `backoffs`. All but the first send full batches only: a partial
+    batch waits, so that it grows.
 
     The callbacks run in the worker's loop. `answered` gets a batch and the store's answers,
     `failed` the error of a call. `dropped` gets entries whose deadline passed (`LeaseLost`) or
-    which the store keeps refusing, unless `instead` returns another item to send in its place.
+    which the store keeps refusing, unless `replacement` returns another item to send in its place.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class Flusher:
         answered: Callable[[Sequence[Entry], Sequence[Any]], None],
         dropped: Callable[[Entry, Exception], None],
         failed: Callable[[BaseException], None],
-        instead: Callable[[Any, Exception], Any] = lambda _item, _error: None,
+        replacement: Callable[[Any, Exception], Any] = lambda _item, _error: None,
         clock: Callable[[], float],
         backoffs: Sequence[Backoff],
         settings: Settings,
@@ -356,7 +356,7 @@ class Flusher:
         self._answered = answered
         self._dropped = dropped
         self._failed = failed
-        self._instead = instead
+        self._replacement = replacement
         self._clock = clock
         self._backoffs = backoffs
         self._batch_max = settings.settle_batch_max
@@ -374,8 +374,8 @@ class Flusher:
         return len(self._waiting) + self._in_flight
 
     @property
-    def troubled(self) -> bool:
-        """Whether the last try of a lane failed and another one is due."""
+    def is_retrying(self) -> bool:
+        """Whether the last try of a sender failed and another one is due."""
         return any(backoff.tries > 0 for backoff in self._backoffs)
 
     def add(self, entry: Entry) -> None:
@@ -390,20 +390,21 @@ class Flusher:
     async def run(self) -> None:
         """Flush until cancelled; leases of unanswered items then expire."""
         first, *others = self._backoffs
-        flows = [self._lane(first, self._any), *(self._lane(each, self._full) for each in others)]
-        lanes = [asyncio.ensure_future(flow) for flow in flows]
+        loops = [self._send_batches(first, self._wait_for_item)]
+        loops += [self._send_batches(each, self._wait_for_full_batch) for each in others]
+        senders = [asyncio.ensure_future(loop) for loop in loops]
         try:
-            await asyncio.gather(*lanes)
+            await asyncio.gather(*senders)
         finally:
-            for lane in lanes:
-                lane.cancel()
+            for sender in senders:
+                sender.cancel()
             self._wake, self._wake_full = None, []
             self._ended = True
             self._signal_empty()  # end the waits of `empty`
 
-    async def _lane(self, backoff: Backoff, some: Callable[[], Awaitable[None]]) -> None:
+    async def _send_batches(self, backoff: Backoff, wait: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await some()
+            await wait()
             batch = self._waiting[: self._batch_max]
             del self._waiting[: self._batch_max]
             self._in_flight += len(batch)
@@ -417,16 +418,14 @@ class Flusher:
             if not self.backlog:
                 self._signal_empty()
 
-    async def _any(self) -> None:
-        """Wait for an item."""
+    async def _wait_for_item(self) -> None:
         if not self._waiting:
             self._wake = asyncio.get_running_loop().create_future()
             # The first item wakes it, but it runs after all others of this turn of the loop: so
             # they make one batch.
             await self._wake
 
-    async def _full(self) -> None:
-        """Wait for a full batch."""
+    async def _wait_for_full_batch(self) -> None:
         while len(self._waiting) < self._batch_max:
             wake = asyncio.get_running_loop().create_future()
             self._wake_full.append(wake)
@@ -473,7 +472,7 @@ class Flusher:
                 error=repr(error),
                 tries=entry.tries,
             )
-            entry.item, entry.tries = self._instead(entry.item, error), 0
+            entry.item, entry.tries = self._replacement(entry.item, error), 0
             if entry.item is not None:
                 entry.attempt.outcome = entry.item
                 return batch

@@ -288,7 +288,7 @@ class Tracer:
         self._tracer = trace.get_tracer("tenure.worker", tracer_provider=provider)
         self._worker_id = worker_id
 
-    async def trace(self, attempt: Attempt, life: Callable[[], Awaitable[None]]) -> None:
+    async def trace(self, attempt: Attempt, run: Callable[[], Awaitable[None]]) -> None:
         """Run an attempt inside its span and record how it ended."""
         lease = attempt.lease
         with self._tracer.start_as_current_span(
@@ -306,7 +306,7 @@ class Tracer:
                 "tenure.attempt": lease.attempt,
             },
         ) as span:
-            await life()
+            await run()
             self._finish(span, attempt)
 
     def _finish(self, span: Any, attempt: Attempt) -> None:

@@ -369,10 +369,10 @@ class Worker:
     # events of the parts ------------------------------------------------------------------------
 
     def _on_event(self, name: str, _count: int) -> None:
-        if name == "dry" and self.settings.burst:
+        if name == "claim_empty" and self.settings.burst:
             self._stop_when_empty()
-        if name in ("claimed", "dry"):
-            drained, self._drained = self._drained, name == "dry"
+        if name in ("claimed", "claim_empty"):
+            drained, self._drained = self._drained, name == "claim_empty"
             if self._drained and not drained:
                 self._listeners.tell("drained")
         if name == "stopped":
@@ -414,8 +414,8 @@ class Worker:
     def _stop_when_empty(self) -> None:
         """End a burst if claims sent after the last activity were empty and nothing runs."""
         seen = self.watch.activity
-        dry = all(service.claimer.last_empty_claim == seen for service in self._services)
-        if dry and not any(service.source.attempts for service in self._services):
+        empty = all(service.claimer.last_empty_claim == seen for service in self._services)
+        if empty and not any(service.source.attempts for service in self._services):
             self._stopping.request()
 
     # stopping -----------------------------------------------------------------------------------
@@ -544,12 +544,12 @@ async def drain(
     context.slots.close()
     executor.end_unstarted()
     await _end_claims(list(claimers.values()), stopping, settings.claim_wait_ms)
-    quiet = executor.quiet()
+    concluded = executor.all_concluded()
     left_s = max(0.0, deadline - loop.time())
-    await _first_of(quiet, stopping.release, timeout_s=left_s)
-    if not quiet.is_set():
+    await _first_of(concluded, stopping.release, timeout_s=left_s)
+    if not concluded.is_set():
         watch.tell("releasing")
-        await _release(executor, quiet, stopping, settings.cancel_grace_ms)
+        await _release(executor, concluded, stopping, settings.cancel_grace_ms)
     flushed = await _flush([claimer.source for claimer in claimers], settings.flush_ms)
     watch.tell("drained")
     return flushed and not stopping.release.is_set()
@@ -568,14 +568,14 @@ async def _end_claims(
 
 
 async def _release(
-    executor: Executor, quiet: asyncio.Event, stopping: Stopping, grace_ms: int
+    executor: Executor, concluded: asyncio.Event, stopping: Stopping, grace_ms: int
 ) -> None:
     """Cancel the running handlers and hand their leases back; at once after a second signal."""
     attempts = list(executor.running)
     log.warning("handing back unfinished jobs", jobs=len(attempts))
     for attempt in attempts:
         executor.end(attempt, "shutdown")
-    await _first_of(quiet, stopping.release, timeout_s=grace_ms / 1000 + 1)
+    await _first_of(concluded, stopping.release, timeout_s=grace_ms / 1000 + 1)
     for attempt in attempts:
         executor.conclude(attempt)
 

@@ -23,7 +23,9 @@ from tests.waiting import until
 async def worked(bench: Bench, handler: Any, holds: Callable[[], Awaitable[bool]], **options: Any):
     """Let a worker with this handler run until something holds."""
     tasks = handler if isinstance(handler, list) else [handler]
-    worker = Worker(tasks, queues=[bench.url(**options)], settings=Settings(concurrency=2))
+    worker = Worker(
+        tasks, queues=[bench.url(**options)], settings=Settings(concurrency=2, claim_wait_ms=50)
+    )
     serving = asyncio.create_task(worker.serve())
     try:
         await until(holds)

@@ -11,11 +11,14 @@ import msgspec
 import pytest
 from starlette.responses import HTMLResponse
 
+from tenure.core.job import NewJob
 from tenure.core.journal import JournalEvent
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Counts
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
+from tenure.dashboard.queues import OpenQueue
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summarize
 
@@ -77,6 +80,21 @@ def test_an_observer_tells_waiting_from_running() -> None:
     assert observer.errors == {"E": 1}
     assert observer.workers["w"].started == 2
     assert moved == ["1"] * 5
+
+
+async def test_an_observer_follows_a_queue_in_memory() -> None:
+    url = "memory://observed"
+    opened = OpenQueue("q", "memory", open_queue(url), open_ledger(url), open_journal(url))
+    changes: asyncio.Queue[str] = asyncio.Queue()
+    observer = Observer(opened, lambda queue, job_id: changes.put_nowait(job_id))
+    try:
+        for job_id in ("before the page was opened", "afterwards"):
+            await opened.queue.submit([NewJob(job_id=job_id, task="t", payload=b"1")])
+            observer.start()
+            assert await asyncio.wait_for(changes.get(), 5) == job_id
+    finally:
+        await observer.stop()
+    assert summarize(observer.window(), 300).submitted == 2
 
 
 def test_a_listener_is_bounded_and_keeps_counting() -> None:

@@ -30,6 +30,21 @@ if TYPE_CHECKING:
     from tenure.core.journal import StreamFormat
     from tenure.store.redis import Redis
 
+__all__ = [
+    "BullmqJournal",
+    "BullmqLedger",
+    "BullmqQueue",
+    "Children",
+    "Event",
+    "Flow",
+    "Metrics",
+    "Producer",
+    "QueueEvents",
+    "SchedulerRecord",
+    "open_events",
+    "open_producer",
+]
+
 _MODULE_OF = {
     "BullmqJournal": "ledger",
     "BullmqLedger": "ledger",

@@ -55,7 +55,7 @@ from tenure.store.redis_queue import (
     number,
     read_all,
 )
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _EVENTS_SCANNED_MAX = 100_000
@@ -397,7 +397,7 @@ class BullmqLedger:
         )
 
     async def trim_events(self, length: int) -> int:
-        """Keep about so many of the newest events; how many were removed."""
+        """Keep about `length` of the newest events; how many were removed."""
         return int(
             await self._redis.call("XTRIM", self._scripts.keys.events, "MAXLEN", "~", length)
         )
@@ -418,7 +418,7 @@ class BullmqLedger:
         for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
             async for found in self._scripts.scan(pattern):
                 if found:
-                    await after_partial(1, self._redis.call("UNLINK", *found))
+                    await run_step(self._redis.call("UNLINK", *found), executed_before=True)
 
     async def probe(self) -> None:
         """Raise `StoreError` if the server takes no writes."""
@@ -439,8 +439,8 @@ class BullmqLedger:
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await after_partial(
-            sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)
+        while moved := await run_step(
+            self._scripts.run("bulk", state, BATCH_MAX, last_ms), executed_before=sent > 0
         ):
             sent += moved
             if moved < BATCH_MAX:

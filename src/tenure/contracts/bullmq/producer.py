@@ -111,7 +111,7 @@ class Producer:
         options: Mapping[str, Any] | None = None,
         **repeat: Any,
     ) -> str:
-        """Make a job `every` so many ms or by a cron `pattern`; returns the id of the next one.
+        """Make a job every `every` ms or by a cron `pattern`; returns the id of the next one.
 
         Further options: tz, limit, offset, startDate, endDate.
         """

@@ -89,7 +89,7 @@ class BullmqQueue:
         return await self._claimer.claim(limit, wait_ms, self.settle) if limit > 0 else []
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Renew locks; the script writes only when a third of the lease is spent."""
+        """Extend locks; the script writes only when a third of the lease is spent."""
         rows = [
             (lease.job_id, lease.fence, lease.token, lease.attempt, claimed_of(lease).token_h)
             for lease in leases

@@ -26,6 +26,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import Contract, QueueUrl
 from tenure.core.seam import (
+    NOW,
     Counts,
     LedgerFeatures,
     Page,
@@ -342,13 +343,25 @@ class MemoryJournal:
         return self._shared.run(lambda store: store.read_journal(after, limit))
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        if after == NOW:
+            after = self._shared.run(lambda store: str(store.journal_length))
         return await self._shared.poll(lambda: self.read(after=after), wait_ms)
+
+    def since(self, ts_ms: int) -> str:
+        return self._shared.run(lambda store: _position_before(store, ts_ms))
 
     async def last(self) -> str:
         return str(self._shared.run(lambda store: store.journal_length))
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def _position_before(store: MemoryStore, ts_ms: int) -> str:
+    """The position before the first event at or after this time."""
+    events = store.read_journal("", store.journal_length)
+    later = (int(event.seq) for event in events if event.ts_ms >= ts_ms)
+    return str(next(later, store.journal_length + 1) - 1)
 
 
 CONTRACT = Contract(

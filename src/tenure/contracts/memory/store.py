@@ -220,7 +220,7 @@ class MemoryStore:
         self._note_worker(worker_id)
         jobs = self._lost_answers(claim)[:limit]
         for job in jobs:
-            self._renew(job, job.token)
+            self._extend_lease(job, job.token)
         if not self.paused and len(jobs) < limit:
             self._do_what_is_due()
             for job in self._first_waiting(limit - len(jobs)):
@@ -303,10 +303,10 @@ class MemoryStore:
         if isinstance(job, LeaseLost):
             return job
         if 3 * (job.lease_until_ms - self.now_ms) < 2 * self.options.lease_ms:
-            self._renew(job, lease.token)
+            self._extend_lease(job, lease.token)
         return self._lease_of(job)
 
-    def _renew(self, job: StoredJob, token: str) -> None:
+    def _extend_lease(self, job: StoredJob, token: str) -> None:
         until_ms = self.now_ms + self.options.lease_ms
         if until_ms > job.lease_until_ms:
             self._step(job, "extend", "running", by=token, lease_until_ms=until_ms)

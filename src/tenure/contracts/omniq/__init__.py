@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from tenure.core.journal import StreamFormat
     from tenure.store.redis import Redis
 
+__all__ = [
+    "Client",
+    "JobContext",
+    "NotActive",
+    "OmniqJournal",
+    "OmniqLedger",
+    "OmniqQueue",
+    "Paused",
+    "Refused",
+    "Reserved",
+    "SyncClient",
+    "TokenMismatch",
+]
+
 _MODULE_OF = {
     "Client": "client",
     "JobContext": "consume",

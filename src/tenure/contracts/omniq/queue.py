@@ -46,7 +46,7 @@ from tenure.store.redis_queue import (
 )
 from tenure.store.redis_records import RedisRecords
 
-_TEND_MAX = 100
+_UPKEEP_MAX = 100
 _BLOCK_MS = 5_000
 _PAUSED_POLL_MS = 200
 _ERROR_BYTES_MAX = 4096
@@ -72,10 +72,10 @@ class OmniqClaimer:
         self._wake_key = f"{queue_base(options.queue)}:wake"
         self._wake_read: asyncio.Task[Any] | None = None
 
-    async def once(self, limit: int, *, now_ms: int = 0, tends: bool = True) -> Any:
+    async def once(self, limit: int, *, now_ms: int = 0, with_upkeep: bool = True) -> Any:
         """One claim: (state, now_ms, last wake id, next due_ms, lease rows, quarantined).
 
-        With `tends` it first promotes due jobs and takes back expired leases.
+        With `with_upkeep` it first promotes due jobs and takes back expired leases.
         """
         await self._claims.take_turn()
         try:
@@ -88,7 +88,7 @@ class OmniqClaimer:
                 self._claims.instance,
                 self._claims.number,
                 secrets.token_hex(16),
-                _TEND_MAX if tends else 0,
+                _UPKEEP_MAX if with_upkeep else 0,
                 jitter(),
                 self._options.keep_completed,
                 self._options.keep_failed,

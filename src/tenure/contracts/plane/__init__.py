@@ -37,8 +37,8 @@ MACHINE = Machine(
         "FAILED": ("QUEUED", "DLQ"),
     },
     reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
-    walks=(("QUEUED", "RUNNING", "FAILED"),),
-    overtake_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
+    combined_steps=(("QUEUED", "RUNNING", "FAILED"),),
+    order_slack_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
 )
 
 

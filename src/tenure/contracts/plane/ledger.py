@@ -21,7 +21,7 @@ from tenure.contracts.plane.news import NewsTail
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent, SqlFormat
-from tenure.core.seam import Counts, LedgerFeatures, Page, Query, WorkerBeat
+from tenure.core.seam import NOW, Counts, LedgerFeatures, Page, Query, WorkerBeat
 from tenure.sql.engine import PLANE, ROW_MACHINE, Engine
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
@@ -229,13 +229,13 @@ class PlaneJournal:
         return [_translate_event(event) for event in merged[:limit]]
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
         if len(self._journals) == 1:
             events = await self._journals[0].wait(after=after, wait_ms=wait_ms)
             return [_translate_event(event) for event in events]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after == "$":
+        if after == NOW:
             after = str(await self._engine.settled_position())
         while True:
             for journal in self._journals:
@@ -261,7 +261,7 @@ class PlaneJournal:
         return str(await self._engine.settled_position())
 
     def since(self, ts_ms: int) -> str:
-        """A position before everything that happened since then."""
+        """A cursor before every event since this time, and before some earlier ones."""
         return self._journals[0].since(ts_ms)
 
     async def stop_listening(self) -> None:

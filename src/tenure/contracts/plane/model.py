@@ -74,7 +74,7 @@ class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     streams carry the messages; without it a job's own row is its message. `resend_ms` is how long a
     message may be under way before upkeep checks whether Redis still has it. `upkeep_ms` is how
     often a served plane runs upkeep (0: never; claims still reclaim expired leases). `fair_every`:
-    every so many claims begin with another stream than the first, so that a full stream does not
+    one of this many claims begins with another stream than the first, so that a full one does not
     starve the others (0: never). `namespace` is a prefix of the streams' names in Redis.
     """
 

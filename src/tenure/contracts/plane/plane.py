@@ -134,7 +134,7 @@ class Plane:
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False
     ) -> list[Lease | LeaseLost]:
-        """Unless `always`, renews only leases with under two thirds of their time left."""
+        """Unless `always`, extends only leases with under two thirds of their time left."""
         self.check_streams([lease.queue for lease in leases])
         return await self._extends[always](leases)
 

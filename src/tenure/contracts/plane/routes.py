@@ -133,7 +133,7 @@ class _JobRoutes:
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
-        return Follow(record.job_id, record.state, after, masked)
+        return Follow(record.job_id, record.state, after, masked, record.origin)
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
@@ -148,7 +148,7 @@ class _JobRoutes:
         attempts = await self._ledger.attempts(record.job_id)
         if not call.caller.owns(record.requester):
             errors = [each["error"].encode() for each in attempts]
-            masked = await self._redaction.apart(
+            masked = await self._redaction.in_thread_if_large(
                 sum(map(len, errors)), lambda: [self._redaction.error(each) for each in errors]
             )
             attempts = [
@@ -266,7 +266,7 @@ class _JobRoutes:
                 handle=self.cancel,
                 replies={
                     200: Reply("The job was waiting and has ended.", PlaneJobView),
-                    202: Reply("The job is running; its worker is told.", PlaneJobView),
+                    202: Reply("The job is running; its worker is asked to stop it.", PlaneJobView),
                 },
                 problems=(404, 409),
                 tag="plane",

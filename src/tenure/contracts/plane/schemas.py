@@ -25,7 +25,7 @@ BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20
 _TEXT_MAX = 512
 _DELAY_MS_MAX = 30 * 24 * 3600 * 1000
-_MOMENT_MAX = 253_402_300_799_999
+_TIME_MS_MAX = 253_402_300_799_999
 
 _Id = Annotated[str, Meta(min_length=1, max_length=_TEXT_MAX)]
 _Name = Annotated[str, Meta(max_length=_TEXT_MAX)]
@@ -373,7 +373,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds.
+    """A job with its JSON fields decoded and its newest 100 attempts; times are Unix milliseconds.
 
     `status` is the contract's word for its state, `state` the one that all contracts share.
     """
@@ -444,7 +444,7 @@ def _rfc3339(ms: int) -> str:
     >>> _rfc3339(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    at = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC)
+    at = datetime.fromtimestamp(min(max(ms, 0), _TIME_MS_MAX) / 1000, UTC)
     text = at.isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

@@ -347,7 +347,7 @@ class StreamsRoutes:
             handle=self.cancel,
             replies={
                 200: Reply("The job was waiting and has ended.", JobView),
-                202: Reply("The job is running; its worker is told.", JobView),
+                202: Reply("The job is running; its worker is asked to stop it.", JobView),
             },
             problems=(404, 409),
         )

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import structlog
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.dashboard.api import BASE, ROUTE
+from tenure.gateway.limits import FailureLog
 from tenure.gateway.metrics import Metrics
 from tenure.gateway.problems import CODES, MEDIA, Problem, problem_of, title_of
-
-_log = structlog.get_logger("tenure.gateway")
 
 _GUARDED = "tenure.guarded"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
@@ -48,6 +46,7 @@ class Guard:
     def __init__(self, metrics: Metrics, start: Callable[[], None]) -> None:
         self._metrics = metrics
         self._start = start
+        self._failures = FailureLog()
         self._boot = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
@@ -76,13 +75,8 @@ class Guard:
     async def _answer_error(self, error: Exception, exchange: _Exchange) -> None:
         problem = _http_problem(error) or problem_of(error)
         if problem is None or problem.status == 503:
-            _log.error(
-                "request_failed",
-                request_id=exchange.request_id.decode(),
-                path=exchange.scope["path"],
-                exc_info=error if problem is None else None,
-                error=str(error),
-            )
+            code = problem.code if problem is not None else ""
+            self._failures.log(error, code, exchange.scope, exchange.request_id.decode())
         elif problem.code in _QUOTAS:
             self._metrics.refused.labels(_QUOTAS[problem.code]).inc()
         if exchange.status:

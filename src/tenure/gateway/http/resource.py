@@ -79,13 +79,11 @@ class Resource:
         path: str,
         endpoints: Sequence[Endpoint],
         feed: Feed | None = None,
-        queue_url: str = "",
         queue: str = "",
     ) -> None:
         self._context = context
         self._path = path
         self._feed = feed
-        self._queue_url = queue_url
         self._queue = queue
         self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
         self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
@@ -133,9 +131,7 @@ class Resource:
         right = endpoint.right
         if not right.scope:
             return Caller()
-        caller = await self._context.auth.admit(
-            scope, headers, queue_url=self._queue_url, acts=bool(right.does)
-        )
+        caller = await self._context.auth.admit(scope, headers, acts=bool(right.does))
         refusal = right.refusal(caller)
         if refusal:
             raise Problem("scope", refusal)

@@ -247,9 +247,9 @@ def _run_handler(call: Call, wire: _Wire, environment: _Environment) -> Outcome:
         return decide_outcome(call.lease, error, call.retry, call.jitter)
 
 
-def _log_line(wire: _Wire, attempt: Attempt, news: Report) -> None:
+def _log_line(wire: _Wire, attempt: Attempt, report: Report) -> None:
     with contextlib.suppress(StoreError):  # a log line that is not written must not fail the job
-        wire.report(attempt, news)
+        wire.report(attempt, report)
 
 
 def _find_handler(module: str, file: str, qualname: str) -> Handler:

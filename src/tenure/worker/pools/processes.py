@@ -174,9 +174,9 @@ async def _follow_child(
                 attempt.handler_started = True
                 on_start(attempt)
             case Reported(report):
-                news = msgspec.structs.replace(report, lease=attempt.lease)
+                report = msgspec.structs.replace(report, lease=attempt.lease)
                 try:
-                    await attempt.source.report(attempt, news)
+                    await attempt.source.report(attempt, report)
                 except LeaseLost as lost:
                     child.send(Written(lost=lost.reason))
                 except TenureError as error:

@@ -143,9 +143,8 @@ class _RemotePlane:
         answers: list[Lease | LeaseLost] = []
         for batch, items in self._batches(leases, _proof):
             body = {"worker_id": self._worker_id, "leases": items, "if_short": True}
-            answer = await resend.after_partial(
-                answers, self._post("heartbeat", body, HeartbeatResults)
-            )
+            post = self._post("heartbeat", body, HeartbeatResults)
+            answer = await resend.run_step(post, executed_before=bool(answers))
             answers += [
                 _extended(lease, result)
                 for lease, result in zip(batch, answer.results, strict=True)
@@ -157,7 +156,8 @@ class _RemotePlane:
         answers: list[LeaseLost | None] = []
         for batch, items in self._batches(reports, _report_item):
             body = {"worker_id": self._worker_id, "reports": items}
-            answer = await resend.after_partial(answers, self._post("report", body, ReportResults))
+            post = self._post("report", body, ReportResults)
+            answer = await resend.run_step(post, executed_before=bool(answers))
             answers += [
                 None if result.ok else LeaseLost(report.lease.job_id, result.reason)
                 for report, result in zip(batch, answer.results, strict=True)
@@ -181,7 +181,8 @@ class _RemotePlane:
     ) -> None:
         for batch, items in self._batches(numbered, lambda each: _settle_item(each[1])):
             body = {"worker_id": self._worker_id, "jobs": items}
-            answer = await resend.after_partial(verdicts, self._post(verb, body, SettleResults))
+            post = self._post(verb, body, SettleResults)
+            answer = await resend.run_step(post, executed_before=bool(verdicts))
             for (at, outcome), result in zip(batch, answer.results, strict=True):
                 verdicts[at] = _verdict(outcome, result)
 
@@ -197,7 +198,7 @@ class _RemotePlane:
         stored: dict[int, Submitted] = {}
         for batch, items in self._batches(sent, lambda each: each[1]):
             post = self._post("/v1/plane/jobs", {"jobs": items}, SubmitResults)
-            answer = await resend.after_partial(stored, post)
+            answer = await resend.run_step(post, executed_before=bool(stored))
             stored |= {at: each for (at, _), each in zip(batch, answer.results, strict=True)}
         answers |= stored
         return [answers[at] for at in range(len(jobs))]

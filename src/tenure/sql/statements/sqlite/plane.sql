@@ -4,22 +4,23 @@
 -- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
 -- its own.
 -- Batch: worker_id text, token_h text, count integer
--- Takes: queue text, lease_ms bigint, look boolean, from_priority integer, from_seq bigint
+-- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease in each row with the number of its claim (one row
 --   without a lease if there is none)
+-- `mark` is the place of a job in the claim order.
 -- Clauses: P-7 P-8 P-9
 DELETE FROM temp.head;
 INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
-  :look AND (
+  :check_due AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
       AND lease_expires_at < :now_ms AND status IN {running})
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
       AND expires_ms <= :now_ms AND status = 'queued')),
-  CASE WHEN :look THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
+  CASE WHEN :check_due THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
     AND status = 'queued' AND NOT ready ORDER BY due_ms LIMIT 1) END;
 DELETE FROM temp.chosen;
 INSERT INTO temp.chosen (job_id, mark)

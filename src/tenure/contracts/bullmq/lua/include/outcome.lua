@@ -160,13 +160,13 @@ local function apply(job, o)
   return kinds[o.kind](job, o)
 end
 
--- B-20: the stacks of earlier attempts and one more entry, as JSON, cut to the job's limit.
+-- B-20: the stacks of earlier attempts and one more entry, as JSON, cut to the job's limit and to ours.
+local STACKS_MAX = 100
 local function with_stack(earlier, entry, limit)
   local stack = decoded(earlier)
   stack[#stack + 1] = entry
-  while limit and #stack > math.max(0, limit) do
-    table.remove(stack, 1)
-  end
+  local most = math.floor(math.max(0, math.min(limit or STACKS_MAX, STACKS_MAX)))
+  stack = { unpack(stack, math.max(1, #stack - most + 1)) }
   local ok, json = pcall(cjson.encode, stack)
   return #stack > 0 and (ok and json or cjson.encode({ entry })) or '[]' -- cjson reads NaN but cannot write it
 end

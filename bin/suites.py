@@ -1,4 +1,4 @@
-"""The lanes of bin/test: which tests were asked for, in which order they run, what came of it.
+"""The suites of bin/test: which tests were asked for, in which order they run, what came of it.
 
 Tests run side by side first. Those of tests/chaos, which kill things, and those marked `few`, which
 start many processes or wait most of their time, follow in a second pytest run, a few at a time;
@@ -27,7 +27,7 @@ USAGE = 2
 NO_TESTS = 5
 GOES_ON = (0, 1, NO_TESTS)
 EXIT_FIRST = {"-x", "--exitfirst"}
-FEW = 3
+FEW = 4
 COUNTED = ("outcomes", "tests", "seconds")
 
 
@@ -35,14 +35,14 @@ COUNTED = ("outcomes", "tests", "seconds")
 class Request:
     """What the command line asked for."""
 
-    lanes: tuple[str, ...]
+    suites: tuple[str, ...]
     targets: tuple[str, ...]
     options: tuple[str, ...]
 
     @property
     def narrowed(self) -> bool:
-        """True when a lane may rightly be left without tests."""
-        return bool(self.options) or not self.lanes
+        """True when a suite may rightly be left without tests."""
+        return bool(self.options) or not self.suites
 
     @property
     def stops_at_first(self) -> bool:
@@ -50,31 +50,31 @@ class Request:
         return bool(EXIT_FIRST & set(self.options))
 
 
-class UnknownLane(Exception):
-    """A word before the options was neither a lane nor a path under the project's root."""
+class UnknownSuite(Exception):
+    """A word before the options was neither a suite nor a path under the project's root."""
 
 
-def known_lanes(tests: Path) -> list[str]:
+def known_suites(tests: Path) -> list[str]:
     """The folders of tests/ that hold tests, by name."""
     folders = (path for path in tests.iterdir() if path.is_dir())
     return sorted(path.name for path in folders if any(path.rglob("test_*.py")))
 
 
 def parse(words: Sequence[str], tests: Path) -> Request:
-    known = known_lanes(tests)
+    known = known_suites(tests)
     first_option = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    lanes, paths = [], []
+    suites, paths = [], []
     for word in words[:first_option]:
         if word in known:
-            lanes.append(word)
+            suites.append(word)
         elif (tests.parent / word.split("::")[0]).exists():
             paths.append(word)
         else:
-            raise UnknownLane(f"no lane {word!r}; the lanes are: {', '.join(known)}")
-    if not lanes and not paths:
-        lanes = known
-    targets = [f"{tests.name}/{lane}" for lane in lanes] + paths
-    return Request(tuple(lanes), tuple(targets), tuple(words[first_option:]))
+            raise UnknownSuite(f"no suite {word!r}; the suites are: {', '.join(known)}")
+    if not suites and not paths:
+        suites = known
+    targets = [f"{tests.name}/{suite}" for suite in suites] + paths
+    return Request(tuple(suites), tuple(targets), tuple(words[first_option:]))
 
 
 def phases(targets: Sequence[str], root: Path) -> dict[str, list[str]]:
@@ -102,11 +102,37 @@ def _phases_of(file: Path, root: Path) -> list[str]:
 def side_by_side(phase: str, options: Sequence[str]) -> list[str]:
     if phase == "alone" or "--pdb" in options:  # a debugger needs the terminal
         return []
-    # Most tests wait, for a lease to run out or for a server: one a core would leave it idle.
-    count = int(os.environ.get("TENURE_TEST_WORKERS") or min(3 * (os.cpu_count() or 2), 8))
+    count = workers()
     if phase == "few":  # each is many processes by itself
         count = min(count, FEW)
     return ["-n", str(count), "--dist", "loadscope"]  # by tests/conftest.py's own rule
+
+
+def workers() -> int:
+    """Most tests wait, for a lease to run out or for a server: one a core would leave it idle."""
+    return int(os.environ.get("TENURE_TEST_WORKERS") or min(3 * (os.cpu_count() or 2), 8))
+
+
+def compile_tests(targets: Sequence[str], environment: Mapping[str, str]) -> None:
+    """On a fresh clone, a process a core: else each process of the first phase compiles all tests.
+
+    pytest rewrites the assertions of a test when it is first collected, and keeps the result.
+    """
+    kept = Path(environment["PYTHONPYCACHEPREFIX"]) / TESTS.relative_to("/")
+    cores = os.cpu_count() or 1
+    if kept.exists() or workers() < 2:
+        return
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "--phase=all", "--quiet"]
+    quiet = subprocess.DEVNULL
+    started = [
+        subprocess.Popen(  # nosec B603 # our own Python
+            [*collect, *part], cwd=ROOT, env=environment, stdout=quiet, stderr=quiet
+        )
+        for part in (targets[at::cores] for at in range(cores))
+        if part
+    ]
+    for process in started:
+        process.wait()
 
 
 def run_phase(
@@ -154,7 +180,7 @@ def keeping_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The sum over phases: outcomes by name, tests and seconds by lane."""
+    """The sum over phases: outcomes by name, tests and seconds by suite."""
 
     outcomes: Counter[str]
     tests: Counter[str]
@@ -189,8 +215,8 @@ def run_phases(request: Request, folder: Path) -> tuple[list[int], Tally]:
 
 def closing_lines(tally: Tally, wall_s: float) -> list[str]:
     table = [
-        f"{lane:<10} {tally.tests[lane]:>6} {tally.seconds[lane]:>9.1f}"
-        for lane in sorted(tally.tests)
+        f"{suite:<10} {tally.tests[suite]:>6} {tally.seconds[suite]:>9.1f}"
+        for suite in sorted(tally.tests)
     ]
     extra = [
         f"{count} {name}"
@@ -198,7 +224,7 @@ def closing_lines(tally: Tally, wall_s: float) -> list[str]:
         if name not in ("passed", "failed") and count
     ]
     counts = [f"{tally.outcomes['passed']} passed", f"{tally.outcomes['failed']} failed", *extra]
-    header = f"{'lane':<10} {'tests':>6} {'seconds':>9}"
+    header = f"{'suite':<10} {'tests':>6} {'seconds':>9}"
     return [header, *table, f"==== {', '.join(counts)} in {wall_s:.2f}s ===="]
 
 
@@ -209,7 +235,7 @@ def verdict(codes: Sequence[int], request: Request, tally: Tally) -> tuple[int, 
         return bad[0], ""
     if not tally.tests.total():
         return NO_TESTS, "no test ran"
-    empty = [lane for lane in request.lanes if not tally.tests[lane]]
+    empty = [suite for suite in request.suites if not tally.tests[suite]]
     if empty and not request.narrowed:
         return NO_TESTS, f"no test ran in: {', '.join(empty)}"
     return 0, ""
@@ -218,11 +244,12 @@ def verdict(codes: Sequence[int], request: Request, tally: Tally) -> tuple[int, 
 def main(words: Sequence[str]) -> int:
     try:
         request = parse(words, TESTS)
-    except UnknownLane as error:
+    except UnknownSuite as error:
         print(f"bin/test: {error}", file=sys.stderr)
         return USAGE
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, packages_on_their_way(request.targets, ROOT):
+        compile_tests(request.targets, keeping_bytecode(os.environ))
         codes, tally = run_phases(request, Path(folder))
     code, why = verdict(codes, request, tally)
     print("", *closing_lines(tally, time.monotonic() - started), sep="\n")
