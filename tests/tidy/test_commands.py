@@ -446,7 +446,7 @@ NOTING = """\
 
 def test_bytecode_is_made_once_before_many_begin_and_kept_in_the_environment(copy: Copy) -> None:
     """Even where the machine says that none is wanted."""
-    copy.lane("unit", NOTING)
+    copy.suite("unit", NOTING)
     for _ in range(2):
         done = copy.run(
             *("bin/test", "unit", "-k", "test_it"),
