@@ -10,6 +10,7 @@ FastAPI -> Guard (request id, headers, problems, metrics)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
@@ -45,7 +46,7 @@ from tenure.gateway.http.routes import (
     resource_route,
     rights_of,
 )
-from tenure.gateway.keyrings import open_keyrings, open_side_store
+from tenure.gateway.keyrings import ask_once, open_keyrings, open_side_store
 from tenure.gateway.keys import Keys
 from tenure.gateway.limits import DepthLimit, RateLimit
 from tenure.gateway.metrics import Metrics
@@ -110,6 +111,7 @@ class Gateway:
         self.metrics = Metrics()
         self.draining = False
         self._started = False
+        self._asking: asyncio.Task[None] | None = None
         self._auth = Auth(self.ring, settings, caller)
         self._streamer = Streamer(self._auth, self.metrics, retry_ms=settings.retry_ms)
         self.queues = open_queues(settings.queues, settings, self.metrics)
@@ -324,6 +326,7 @@ class Gateway:
         for queue in self.queues:
             queue.start()
         self._streamer.start()
+        self._asking = asyncio.create_task(ask_once(self.ring))
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
@@ -331,6 +334,8 @@ class Gateway:
         try:
             yield
         finally:
+            if self._asking is not None:
+                self._asking.cancel()
             self._streamer.drain()
             await self._streamer.close()
             await self.dashboard.close()

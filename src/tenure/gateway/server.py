@@ -21,7 +21,6 @@ import uvicorn
 from tenure.core.errors import UsageError
 from tenure.gateway.application import Gateway
 from tenure.gateway.http.connections import ClientConnection, Connections
-from tenure.gateway.keyrings import ask_once
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
 from tenure.worker.events import Notifier
@@ -85,12 +84,10 @@ async def serving(
         copies = [sock.dup() for sock in sockets for _ in range(_ACCEPTS - 1)]
         task = asyncio.create_task(server.serve(sockets=sockets + copies))
         running = RunningGateway(gateway, server, *map(_address, sockets))
-        asking = asyncio.create_task(ask_once(gateway.ring))
         try:
             await _wait_started(server, task)
             yield running
         finally:
-            asking.cancel()
             await running.stop()
             await task
 
