@@ -180,8 +180,8 @@ async def running(
         "streams_per_key": 10_000,
     }
     async with serving(GatewaySettings(**settings)) as gateway:
-        while await _keys_are_away(gateway):  # a new database on a busy machine
-            await asyncio.sleep(0.1)
+        while await _keys_are_away(gateway):
+            await asyncio.sleep(0.1)  # a poll: a new database on a busy machine takes its time
         yield gateway
 
 
