@@ -10,7 +10,7 @@ from tenure.contracts.bullmq.options import Options, keys
 from tenure.core.errors import ServerError
 from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_queue import BATCH_MAX, Quarantine, in_batches
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 SCRIPTS = ScriptFolder("tenure.contracts.bullmq")
 # What Redis says of a key that holds something else than the script expects.
@@ -79,5 +79,5 @@ class Scripts:
         cursor: Arg = 0
         while cursor != b"0":
             scan = ("SCAN", cursor, "MATCH", prefix + pattern, "COUNT", 1_000, *more)
-            cursor, found = await after_partial(1, self._redis.call(*scan))
+            cursor, found = await run_step(self._redis.call(*scan), executed_before=True)
             yield found

@@ -57,7 +57,7 @@ class Lake:
         if self.events.opened() is None:
             raise NotFound(
                 f"{self.name} is no lake; "
-                f"`tenure pipeline capture --lake {self.name} URL` makes one"
+                f"`tenure pipeline capture --lake {self.name} --queue URL` makes one"
             )
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
