@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from tenure.core.errors import NotFound, UsageError
+from tenure.pipeline.lake.delta_rs import file_system
 from tenure.pipeline.lake.table import Table
 from tenure.pipeline.schema import ARROW, GAPS
 from tenure.pipeline.source.offsets import Gap
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENTS = "events"
+_OLD_LABEL = "lake.json"
 _SCHEMES = ("s3", "s3a")
 
 
@@ -27,6 +29,7 @@ class Lake:
 
     def __init__(self, address: str) -> None:
         self.name = re.sub(r"(://[^/?]*?):[^/?]*@", r"\1:***@", address)
+        address = address.removeprefix("file://")
         self.is_disk = "://" not in address
         self._storage: dict[str, str] = {}
         if self.is_disk:
@@ -45,6 +48,7 @@ class Lake:
 
     def begin(self) -> None:
         """Make it a lake; refuses a folder with other files."""
+        self._refuse_old()
         if self.is_disk:
             folder = Path(self._root)
             if folder.is_dir() and any(folder.iterdir()) and not (folder / EVENTS).is_dir():
@@ -54,10 +58,24 @@ class Lake:
 
     def require(self) -> None:
         """Refuse what is no lake."""
+        self._refuse_old()
         if self.events.opened() is None:
             raise NotFound(
                 f"{self.name} is no lake; "
                 f"`tenure pipeline capture --lake {self.name} --queue URL` makes one"
+            )
+
+    def _refuse_old(self) -> None:
+        """A lake of plain files must not become a table: `vacuum` would remove its events."""
+        if self.events.opened() is not None:
+            return
+        files = file_system(
+            {"path": self._root, "storage": msgspec.json.encode(self._storage).decode()}
+        )
+        if files.get_file_info(_OLD_LABEL).is_file:
+            raise UsageError(
+                f"{self.name} is a lake of an older version, of plain Parquet files; capture into "
+                f"a new folder, and audit this one with `tenure pipeline audit {self.name}/events`"
             )
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
