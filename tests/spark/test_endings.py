@@ -34,7 +34,7 @@ async def test_an_end_is_told_in_a_line_and_the_next_capture_goes_on(
     spark: SparkSession, lake: str, streams_url: str, tmp_path: Path, ending: str
 ) -> None:
     await work(streams_url, 10)
-    command = [sys.executable, "-m", "tenure.cli", "pipeline", "capture", streams_url]
+    command = [sys.executable, "-m", "tenure.cli", "pipeline", "capture", "-q", streams_url]
     program = subprocess.Popen(
         [*command, "--lake", lake, "--every", "0.2", *HERE],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
