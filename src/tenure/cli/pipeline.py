@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -54,11 +53,10 @@ def _spark_options(function: _Function) -> _Function:
 def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
     """Open a Spark session for one command; `quick` is for commands that take seconds."""
     from tenure.pipeline.session import SparkSettings, open_session
+    from tenure.pipeline.spark_errors import one_line, quiet_endings, stop_quietly
 
     note("starting Spark")
-    # Py4J logs tracebacks, some of them as the root, where a command is interrupted or Java ends.
-    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    quiet_endings()
     opened = open_session(
         SparkSettings(
             master=spark["master"],
@@ -71,8 +69,6 @@ def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSess
         ),
         environment=os.environ,
     )
-    from tenure.pipeline.spark_errors import one_line, stop_quietly
-
     try:
         with one_line():
             yield opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,21 @@ def one_line() -> Iterator[None]:
         raise plain(str(error)) from error
     except (Py4JNetworkError, ConnectionError, EOFError) as error:
         raise SparkFailed("the Java process of Spark has ended; was it killed?") from error
+
+
+def quiet_endings() -> None:
+    """Print no tracebacks of PySpark's threads when a command is interrupted or Java ends.
+
+    The command itself says what happened.
+    """
+    from pyspark import accumulators
+
+    # Py4J logs some of them as the root.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # The pipeline has no accumulators, but PySpark waits for their values.
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        setattr(server, "handle_error", lambda *_: None)  # noqa: B010 # for mypy
 
 
 def stop_quietly(spark: SparkSession) -> None:
