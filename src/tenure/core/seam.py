@@ -109,7 +109,8 @@ class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue has beyond the seven methods. Functions are None where it has no such feature.
 
     lease_ms          how long its leases last; 0 where only a lease can tell
-    claim_max         the most leases that one claim returns; fewer mean that the queue is empty
+    claim_max         the most leases that one claim returns; fewer mean that the queue is empty, or
+                      that their payloads are large
     slots_max         the most jobs that a worker may run at once; 0: no limit
     settles_at_once   how many settles the store works on side by side
     replaces_payload  a handler can replace its job's payload
@@ -194,7 +195,7 @@ READ_STEP = 25
 
 def weight(job: JobRecord) -> int:
     """How many bytes a job carries."""
-    return len(job.payload) + len(job.result) + len(job.error)
+    return len(job.payload) + len(job.result) + len(job.error) + len(job.progress)
 
 
 def is_full(events: Sequence[JobEvent], limit: int) -> bool:

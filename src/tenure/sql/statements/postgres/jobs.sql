@@ -68,12 +68,14 @@ WHERE bytes_after < :bytes ORDER BY claim_version
 WITH listed AS MATERIALIZED (
   SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
   FROM job_journal WHERE job_id = :job_id AND listed AND queue || '' = :queue
+    AND ver > :after AND type NOT IN ('extend', 'remove')
     AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
-      WHERE r.job_id = :job_id AND r.listed AND r.queue || '' = :queue AND r.type = 'remove'), 0)
+      WHERE r.job_id = :job_id AND r.queue || '' = :queue AND r.type = 'remove'), 0)
+  ORDER BY ver LIMIT :count
 )
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
- SELECT history.*, sum(coalesce(octet_length(news), 0)) OVER (ORDER BY ver) - coalesce(octet_length(news), 0) AS bytes_before
- FROM (
+ SELECT page.*, sum(coalesce(octet_length(news), 0)) OVER (ORDER BY ver) - coalesce(octet_length(news), 0) AS bytes_before
+ FROM (SELECT * FROM (
   SELECT * FROM listed
   UNION ALL
   SELECT 1, 'submit', j.created_ms, 'queued', 0, NULL, NULL, NULL, ''
@@ -93,9 +95,10 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
   ) first
   WHERE (SELECT l.ver FROM listed l WHERE l.ver = 2 LIMIT 1) IS NULL
 ) history
-WHERE ver > :after AND type NOT IN ('extend', 'remove')
+WHERE ver > :after
 ORDER BY ver LIMIT :count
 ) page
+) weighed
 WHERE bytes_before < :bytes ORDER BY ver
 
 -- name: counts
