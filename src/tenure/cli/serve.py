@@ -243,7 +243,7 @@ def _run_reloading(
         from watchfiles import PythonFilter, run_process
     except ModuleNotFoundError:
         raise UsageError("--reload needs watchfiles: pip install 'tenure[reload]'") from None
-    from tenure.core.process import tied
+    from tenure.core.process import bound_to_parent
 
     drain_s = _RELOAD_DRAIN_S if flags["drain_timeout_s"] is None else flags["drain_timeout_s"]
     given = {**flags, "reload": False, "drain_timeout_s": None}
@@ -258,7 +258,7 @@ def _run_reloading(
 
     run_process(
         *folders,
-        target=shlex.join(tied(command, dies_by=signal.SIGTERM)),
+        target=shlex.join(bound_to_parent(command, dies_by=signal.SIGTERM)),
         target_type="command",
         watch_filter=PythonFilter(),
         callback=changed,

@@ -430,7 +430,7 @@ class JoinedKeyRings:
         """The keys of all rings. A ring that does not answer counts with its last known number.
 
         It is unknown whether a ring that never answered has keys. If no other ring has any, that
-        is an error, so nobody is let in without a key before every ring has answered once.
+        is an error, so a request without a key is refused until every ring has answered.
         """
         failures = await asyncio.gather(*map(_recount, self._members))
         failed = [failure for failure in failures if failure is not None]

@@ -212,7 +212,7 @@ async def end_replaced(
     for record, those in zip(records, followers.values(), strict=True):
         if isinstance(record, StoreError):
             raise record
-        # Of a job that cannot be read nobody knows whose it is.
+        # The owner of a job that cannot be read is unknown.
         end_others(those, record if isinstance(record, JobRecord) else None)
 
 

@@ -7,7 +7,7 @@ second stage. The steps of the first stage are submitted at once, the others lie
 A worker that has completed a step first stores its result beside the queue, then submits the next
 stage if that result was the last one missing, and settles the step only after that. If it dies in
 between, the step runs again and does the same: the result is there already, and the next steps are
-submitted under the same ids. So whoever sees all steps of a stage done finds the next stage stored.
+submitted under the same ids. When all steps of a stage are done, the next stage is stored already.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class StoredFlows:
         return msgspec.json.decode(text, type=_Stage) if text else None
 
     async def _expire(self, last: Step) -> None:
-        """The last step is done: nobody else needs the results."""
+        """The last step is done, so the results are not needed any more."""
         groups = [f"flow:{last.flow}:{at}" for at in range(last.stage)]
         for group in (f"flow:{last.flow}", *groups) if last.stage else ():
             await self._records.expire(group, ENDED_KEEP_MS)

@@ -28,7 +28,7 @@ _NOTIFY = (
 )
 _SEQUENCE_ENDED = "2200H"
 # Followers of jobs wait for these, on a channel of their own: they make nothing claimable.
-_FOLLOWED = frozenset({"settle", "decide", "report", "cancel"})
+_FOLLOWED = frozenset({"complete", "settle", "decide", "report", "cancel"})
 # The operations that may make an event claimable, and the column that says whether they did: steps
 # of jobs write events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {

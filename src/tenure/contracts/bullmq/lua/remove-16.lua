@@ -18,7 +18,7 @@ local function split(key)
 end
 
 -- The keys of all children, as their parent keeps them: first those that have completed. A job that names another
--- parent, or none, is not a child: whoever may write one queue could have jobs of all others removed.
+-- parent, or none, is not a child: else a writer of one queue could remove jobs of all others.
 local function children_of(key)
   local found = {}
   local lists = { redis.pcall('HKEYS', key .. ':processed'), redis.pcall('HKEYS', key .. ':failed'),

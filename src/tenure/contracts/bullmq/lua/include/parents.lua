@@ -16,7 +16,7 @@ local checked_parents = {} -- length of the prefix and parent key: whether it is
 
 -- Whether the link names the job of the parent key, and whether the keys of that job and of its queue have the right
 -- types. Otherwise the parent is quarantined; its child ends all the same. The child is looked up at the parent key, so
--- a link to another job would let whoever may write one queue act on jobs of all others.
+-- a link to another job would let a writer of one queue act on jobs of all others.
 local function is_sound_parent(parent_key, prefix, id)
   if prefix .. id ~= parent_key then
     quarantine(parent_key, 'as a parent: the link of its child names ' .. (prefix .. id):sub(1, 200))
