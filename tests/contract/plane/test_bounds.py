@@ -156,13 +156,13 @@ async def test_a_claim_that_waits_gets_no_job_after_its_key_was_revoked(
     running = await site.gateway()
     web = Web(running.url, {"x-api-key": worker_text})
     tenant = Web(running.url, {"x-api-key": tenant_text})
-    waiting = asyncio.create_task(verb(web, "claim", max_wait_ms=4_000, claim_id=claim_id))
+    waiting = asyncio.create_task(verb(web, "claim", max_wait_ms=20_000, claim_id=claim_id))
     await until(lambda: len(running.gateway.queues[0].queue.plane._waiters) == 1)  # type: ignore[attr-defined]
     await site.ring.revoke(worker.id)
     await until(lambda: is_refused(web), "the key is out")
     job_id = await enqueue(tenant)
     assert await waiting == {"claimed": False}
-    assert (await tenant.get(f"/v1/plane/jobs/{job_id}")).json["state"] == "QUEUED"
+    assert (await tenant.get(f"/v1/plane/jobs/{job_id}")).json["status"] == "QUEUED"
 
 
 @pytest.mark.clause("P-20")
