@@ -55,14 +55,14 @@ class Records(Protocol):
         """Replace a record that is `before` ("": absent) by `after` ("": removed).
 
         True if the record is `after` now, so the call may be sent again. With `keep_ms` the record
-        may be gone after so long.
+        may be removed after that time.
         """
 
     async def size(self, group: str) -> int:
         """How many records a group has."""
 
     async def expire(self, group: str, keep_ms: int) -> None:
-        """Keep a group for so long only."""
+        """Keep a group for this time only."""
 
 
 class Schedules(Protocol):
@@ -99,7 +99,7 @@ class Flows(Protocol):
         """Called before a completed job is settled: submit what waited for it, if anything did."""
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job waits for which is not stored yet."""
+        """The jobs that a job of a later stage, which is not stored yet, waits for."""
 
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for."""
