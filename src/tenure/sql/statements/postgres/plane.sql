@@ -31,14 +31,14 @@ due_work AS MATERIALIZED (
   FROM clock c
 ),
 urgent AS MATERIALIZED (
-  SELECT j.job_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
+  SELECT j.ctid AS row_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places END FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 next AS MATERIALIZED (
-  SELECT j.job_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
+  SELECT j.ctid AS row_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND (j.priority, j.seq) > (:from_priority, :from_seq)
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places - (SELECT count(*) FROM urgent) END
@@ -46,11 +46,11 @@ next AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ),
 placed AS MATERIALIZED (
-  SELECT p.job_id, p.bytes, row_number() OVER (ORDER BY p.priority, p.seq) AS place
+  SELECT p.row_id, p.bytes, row_number() OVER (ORDER BY p.priority, p.seq) AS place
   FROM (SELECT * FROM urgent UNION ALL SELECT * FROM next) p
 ),
 dealt AS MATERIALIZED (
-  SELECT p.job_id, a.n, a.worker_id, a.token_h,
+  SELECT p.row_id, a.n, a.worker_id, a.token_h,
     sum(p.bytes) OVER (PARTITION BY a.n ORDER BY p.place) - p.bytes AS bytes_before
   FROM placed p CROSS JOIN LATERAL (
     SELECT n, worker_id, token_h FROM askers WHERE upto >= p.place ORDER BY upto, n LIMIT 1) a
@@ -62,17 +62,17 @@ taken AS (
     lease_expires_at = c.now_ms + :lease_ms, claim_version = j.claim_version + 1,
     attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms
   FROM dealt d, clock c
-  WHERE j.job_id = d.job_id AND d.bytes_before < :bytes
+  WHERE j.ctid = d.row_id AND d.bytes_before < :bytes
   RETURNING d.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
     j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.worker_id, j.lease_token_h
 ),
 journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, listed)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
     claim_version, claim_version - 1, lease_token_h, worker_id, lease_expires_at, gid, priority,
-    max_attempts
+    max_attempts, ver > 2
   FROM taken
 ),
 opened AS (
@@ -126,10 +126,10 @@ forgotten AS (
 ),
 journaled AS (
   INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt,
-    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
+    fence, prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts, listed)
   SELECT :queue, job_id, ver, 'claim', updated_ms, task, 'queued', 'claimed', attempt_count,
     claim_version, claim_version - 1, :token_h, :worker_id, lease_expires_at, gid, priority,
-    max_attempts
+    max_attempts, ver > 2
   FROM taken
 ),
 opened AS (
