@@ -117,7 +117,9 @@ class Scheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return sharing(nodeid) or nodeid
+        # The tests of Spark that are marked `few` start a Spark of their own and take minutes.
+        apart = self.config.getoption("--phase") == "few"
+        return nodeid if apart else sharing(nodeid) or nodeid
 
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0
