@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -22,10 +21,6 @@ from xdist.workermanage import WorkerController
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# How long an example takes tells what else the machine does.
-hypothesis.settings.register_profile("tenure", hypothesis.settings(), deadline=None)
-hypothesis.settings.load_profile("tenure")
 
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
@@ -241,6 +236,12 @@ class SuiteTally:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("hypothesispytest"):
+        from hypothesis import settings  # slow to import, and not every run wants it
+
+        # How long an example takes tells what else the machine does.
+        settings.register_profile("tenure", settings(), deadline=None)
+        settings.load_profile("tenure")
     tally = os.environ.pop("TENURE_TALLY", None)  # not for a pytest that a test starts
     if tally and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteTally(Path(tally)), "suite-tally")
