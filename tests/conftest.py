@@ -27,6 +27,7 @@ TESTS = Path(__file__).parent
 # browser, a whole `tenure up`, an environment of the lowest versions, the built documentation, the
 # syntax trees of all files. Each goes to one process, and before all the others.
 ONE_PROCESS = (
+    "tests/spark/test_cluster.py",  # a Spark of its own: beside the other one
     "tests/spark/",
     "tests/browser/test_actions.py",
     "tests/browser/test_conduct.py",
@@ -112,9 +113,7 @@ class Scheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        # The tests of Spark that are marked `few` start a Spark of their own and take minutes.
-        apart = self.config.getoption("--phase") == "few"
-        return nodeid if apart else sharing(nodeid) or nodeid
+        return sharing(nodeid) or nodeid
 
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0
