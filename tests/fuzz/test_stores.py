@@ -9,11 +9,11 @@ from tests.chaos.garbage import garbage
 from tests.chaos.sql_subjects import SQL_SUBJECTS
 from tests.chaos.stage import Setup
 from tests.chaos.subject import SUBJECTS
-from tests.fuzz.budget import REST, SECONDS, SEED, TIMEOUT_S
+from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
 
-# 600 rounds a minute and contract beside other tests, 2,400 by bin/fuzz. More of them would leave a
-# small machine no time for the workers of six contracts, and how long a good job waits is measured.
-PER_S = 40 / (1 + REST)
+# 2,400 rounds a minute and contract. More of them would leave a small machine no time for the
+# workers of six contracts, and how long a good job waits is measured.
+PER_S = 40
 
 
 @pytest.mark.few
