@@ -340,7 +340,7 @@ class ClientConnection(HttpToolsProtocol):
         """Discard what arrives from now on."""
         cycle: Any = self.cycle
         if cycle is not None:
-            cycle.body.clear()
+            cycle.body = bytearray()
         self._bytes = 0
         self.waiting_since = self.loop.time()
         self.deadline = self.waiting_since + _DISCARD_S
