@@ -25,7 +25,8 @@ from tenure.dashboard.api import run_while_connected
 from tenure.gateway.limits import raised_by
 from tenure.gateway.problems import Problem
 
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
+"""Bodies of more bytes are decoded in a thread."""
 _IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
 _WAITING_MAX = 16
 _ALL_MAX = 256
@@ -121,7 +122,10 @@ def _too_large(bytes_max: int) -> Problem:
 
 def check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
-    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = headers.get("content-type", "")
+    if given == "application/json":
+        return
+    media = given.partition(";")[0].strip().lower()
     if media != "application/json":
         found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
@@ -151,7 +155,7 @@ class BodyQueue:
     ) -> Any:
         """The typed body. If the client disconnects while the body waits, it is not decoded."""
         if who and self.places[who] >= self._per_caller:
-            detail = f"{self._per_caller} bodies above {_LARGE} bytes of this key wait to be read"
+            detail = f"{self._per_caller} bodies above {LARGE} bytes of this key wait to be read"
             raise Problem("rate_limited", detail, retry_after_s=1)
         if self.places.total() >= _ALL_MAX:
             raise Problem("busy", "too many large bodies wait to be read", retry_after_s=1)
@@ -168,7 +172,7 @@ class BodyQueue:
         self, decoder: msgspec.json.Decoder[Any], raw: bytes, turn: asyncio.Semaphore
     ) -> Any:
         async with turn:
-            work = self._thread.submit(_decode_large, decoder, raw)
+            work = self._thread.submit(_decode_without_gc, decoder, raw)
             try:
                 return await asyncio.wrap_future(work)
             except asyncio.CancelledError:
@@ -181,24 +185,22 @@ _CLIENT_BODIES = BodyQueue("body", _WAITING_MAX)
 _WORKER_BODIES = BodyQueue("work-body", _ALL_MAX // 4)
 
 
-async def decoded(
+async def decode_large(
     decoder: msgspec.json.Decoder[Any],
     raw: bytes,
+    who: str,
     *,
-    who: str = "",
     works: bool = False,
     gone: Callable[[], Awaitable[None]] | None = None,
 ) -> Any:
-    """The typed body. A large one is decoded in a thread, to keep the event loop free.
+    """Like `decode`, in a thread: for bodies above `LARGE`, to keep the event loop free.
 
     Bodies of workers (`works`) do not wait for the bodies of clients.
     """
-    if len(raw) <= _LARGE:
-        return decode(decoder, raw)
     return await (_WORKER_BODIES if works else _CLIENT_BODIES).decoded(decoder, raw, who, gone)
 
 
-def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+def _decode_without_gc(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """Decode without the garbage collector. JSON has no cycles, and looking for them while many
     values are made would take most of the time and hold the interpreter lock."""
     collecting = gc.isenabled()
@@ -213,7 +215,7 @@ def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
     try:
-        if len(raw) > _LARGE:
+        if len(raw) > LARGE:
             _outline(decoder).decode(raw)
         value = _typed(decoder, raw)
         fault = json_fault(raw)  # also checks the fields that are kept as raw JSON
