@@ -202,8 +202,9 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
     if _is_deeper(raw, TAKEN_DEPTH_MAX):
         return "too_deep"
     digits = raw.translate(_DIGITS)
-    patterns = _BEYOND_DOUBLE if number_max > INTEGER_MAX else _BEYOND_INT64
-    if any(pattern in digits for pattern in patterns) and _has_beyond(raw, number_max):
+    short, signed, long = _BEYOND_DOUBLE if number_max > INTEGER_MAX else _BEYOND_INT64
+    may_be_beyond = short in digits or signed in digits or long in digits
+    if may_be_beyond and _has_beyond(raw, number_max):
         return "bad_number"
     return "nul" if b"\\u0000" in raw and b"\\u0000" in _unescaped(raw) else ""
 

@@ -254,7 +254,7 @@ def idempotency_key(headers: Mapping[str, str]) -> str:
 def trace_context(headers: Mapping[str, str]) -> str:
     """The trace context; a malformed header is ignored, as its standard requires."""
     trace = headers.get("traceparent", "")
-    return trace if _TRACEPARENT.fullmatch(trace) else ""
+    return trace if trace and _TRACEPARENT.fullmatch(trace) else ""
 
 
 def check_stored(submitted: Submitted) -> None:

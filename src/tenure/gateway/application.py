@@ -179,12 +179,11 @@ class Gateway:
         app, guard = self.app, self._guard
         exact = {} if self._dependencies else _exact_paths(self._routes)
 
-        async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+        def asgi(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             resource = exact.get(scope.get("path", ""))
             if resource is None or scope.get("root_path"):
-                await app(scope, receive, send)
-            else:
-                await guard(resource, scope, receive, send)
+                return app(scope, receive, send)
+            return guard(resource, scope, receive, send)
 
         return asgi
 

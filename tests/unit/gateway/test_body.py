@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from starlette.requests import ClientDisconnect
 
-from tenure.gateway.http.body import BodyBudget, BodyQueue, decode, decoded, read_body
+from tenure.gateway.http.body import BodyBudget, BodyQueue, decode, decode_large, read_body
 from tenure.gateway.problems import Problem
 
 
@@ -152,10 +152,10 @@ async def test_a_large_body_whose_client_left_is_not_read() -> None:
 
 async def test_large_bodies_of_workers_do_not_wait_for_those_of_clients() -> None:
     held = Held()
-    client = asyncio.create_task(decoded(held.decoder, held.body("client"), who="a"))
+    client = asyncio.create_task(decode_large(held.decoder, held.body("client"), "a"))
     raw = b'{"payload":1}' + b" " * (64 * 1024)
     async with asyncio.timeout(10):
-        await decoded(msgspec.json.Decoder(Body), raw, who="w", works=True)
+        await decode_large(msgspec.json.Decoder(Body), raw, "w", works=True)
     assert not client.done()
     held.open.set()
     await client

@@ -10,9 +10,8 @@ import asyncio
 import gc
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -26,7 +25,8 @@ from tenure.dashboard.api import run_while_connected
 from tenure.gateway.limits import raised_by
 from tenure.gateway.problems import Problem
 
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
+"""Bodies of more bytes are decoded in a thread."""
 _IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
 _WAITING_MAX = 16
 _ALL_MAX = 256
@@ -53,32 +53,51 @@ class BodyBudget:
         self.held: Counter[str] = Counter()
         self.total = 0
 
-    @contextmanager
-    def hold(self, who: str) -> Iterator[Callable[[int], None]]:
-        """A function that counts bytes of one body until the exit, or raises `Problem`."""
-        own = 0
+    def hold(self, who: str) -> HeldBody:
+        """A context in which the bytes of one body are counted."""
+        return HeldBody(self, who)
 
-        def add(size: int) -> None:
-            nonlocal own
-            close = (("connection", "close"),)
-            if who and self.held[who] + size > self._per_caller:
-                detail = f"the bodies of this key that are under way have {self._per_caller} bytes"
-                raise Problem("rate_limited", detail, headers=close, retry_after_s=1)
-            if self.total + size > self._of_all:
-                detail = "the bodies that are under way are too large together"
-                raise Problem("busy", detail, headers=close, retry_after_s=1)
-            own += size
-            self.held[who] += size
-            self.total += size
+    def add(self, who: str, size: int) -> None:
+        """Count bytes, or raise `Problem` if they are too many."""
+        close = (("connection", "close"),)
+        if who and self.held[who] + size > self._per_caller:
+            detail = f"the bodies of this key that are under way have {self._per_caller} bytes"
+            raise Problem("rate_limited", detail, headers=close, retry_after_s=1)
+        if self.total + size > self._of_all:
+            detail = "the bodies that are under way are too large together"
+            raise Problem("busy", detail, headers=close, retry_after_s=1)
+        self.held[who] += size
+        self.total += size
 
-        try:
-            yield add
-        finally:
-            if own:
-                self.total -= own
-                self.held[who] -= own
-                if not self.held[who]:
-                    del self.held[who]
+    def remove(self, who: str, size: int) -> None:
+        """Bytes that `add` counted are no longer held."""
+        self.total -= size
+        self.held[who] -= size
+        if not self.held[who]:
+            del self.held[who]
+
+
+class HeldBody:
+    """The bytes of one body that are counted in a `BodyBudget` until the exit."""
+
+    __slots__ = ("_budget", "_bytes", "_who")
+
+    def __init__(self, budget: BodyBudget, who: str) -> None:
+        self._budget = budget
+        self._who = who
+        self._bytes = 0
+
+    def __enter__(self) -> HeldBody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bytes:
+            self._budget.remove(self._who, self._bytes)
+
+    def add(self, size: int) -> None:
+        """Count more bytes of the body, or raise `Problem`."""
+        self._budget.add(self._who, size)
+        self._bytes += size
 
 
 async def read_body(
@@ -86,11 +105,11 @@ async def read_body(
     headers: Mapping[str, str],
     bytes_max: int,
     timeout_ms: int,
-    hold: Callable[[int], None],
+    held: HeldBody,
 ) -> bytes:
     """The whole body; raises `Problem` as soon as it is too large or too slow.
 
-    `hold` is told of the bytes that wait for the rest of their body.
+    `held` counts the bytes that wait for the rest of their body.
     """
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
@@ -101,8 +120,8 @@ async def read_body(
         raise _too_large(bytes_max)
     if not message.get("more_body", False):
         return first
-    hold(len(first))
-    return await _read_rest(receive, first, bytes_max, timeout_ms, hold)
+    held.add(len(first))
+    return await _read_rest(receive, first, bytes_max, timeout_ms, held)
 
 
 async def _next(receive: Receive, timeout_ms: int) -> Any:
@@ -154,7 +173,7 @@ async def _read_rest(
     first: bytes,
     bytes_max: int,
     timeout_ms: int,
-    hold: Callable[[int], None],
+    held: HeldBody,
 ) -> bytes:
     """Read the other chunks of a body. The deadline is for all of them together."""
     chunks = [first]
@@ -167,7 +186,7 @@ async def _read_rest(
         size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
-        hold(len(chunk))
+        held.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
@@ -181,7 +200,10 @@ def _too_large(bytes_max: int) -> Problem:
 
 def check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
-    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = headers.get("content-type", "")
+    if given == "application/json":
+        return
+    media = given.partition(";")[0].strip().lower()
     if media != "application/json":
         found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
@@ -211,7 +233,7 @@ class BodyQueue:
     ) -> Any:
         """The typed body. If the client disconnects while the body waits, it is not decoded."""
         if who and self.places[who] >= self._per_caller:
-            detail = f"{self._per_caller} bodies above {_LARGE} bytes of this key wait to be read"
+            detail = f"{self._per_caller} bodies above {LARGE} bytes of this key wait to be read"
             raise Problem("rate_limited", detail, retry_after_s=1)
         if self.places.total() >= _ALL_MAX:
             raise Problem("busy", "too many large bodies wait to be read", retry_after_s=1)
@@ -228,7 +250,7 @@ class BodyQueue:
         self, decoder: msgspec.json.Decoder[Any], raw: bytes, turn: asyncio.Semaphore
     ) -> Any:
         async with turn:
-            work = self._thread.submit(_decode_large, decoder, raw)
+            work = self._thread.submit(_decode_without_gc, decoder, raw)
             try:
                 return await asyncio.wrap_future(work)
             except asyncio.CancelledError:
@@ -241,24 +263,22 @@ _CLIENT_BODIES = BodyQueue("body", _WAITING_MAX)
 _WORKER_BODIES = BodyQueue("work-body", _ALL_MAX // 4)
 
 
-async def decoded(
+async def decode_large(
     decoder: msgspec.json.Decoder[Any],
     raw: bytes,
+    who: str,
     *,
-    who: str = "",
     works: bool = False,
     gone: Callable[[], Awaitable[None]] | None = None,
 ) -> Any:
-    """The typed body. A large one is decoded in a thread, to keep the event loop free.
+    """Like `decode`, in a thread: for bodies above `LARGE`, to keep the event loop free.
 
     Bodies of workers (`works`) do not wait for the bodies of clients.
     """
-    if len(raw) <= _LARGE:
-        return decode(decoder, raw)
     return await (_WORKER_BODIES if works else _CLIENT_BODIES).decoded(decoder, raw, who, gone)
 
 
-def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+def _decode_without_gc(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """Decode without the garbage collector. JSON has no cycles, and looking for them while many
     values are made would take most of the time and hold the interpreter lock."""
     collecting = gc.isenabled()
@@ -273,7 +293,7 @@ def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
     try:
-        if len(raw) > _LARGE:
+        if len(raw) > LARGE:
             _outline(decoder).decode(raw)
         value = _typed(decoder, raw)
         fault = json_fault(raw)  # also checks the fields that are kept as raw JSON
