@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -23,15 +22,12 @@ from xdist.workermanage import WorkerController
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes tells what else the machine does.
-hypothesis.settings.register_profile("tenure", hypothesis.settings(), deadline=None)
-hypothesis.settings.load_profile("tenure")
-
 TESTS = Path(__file__).parent
 # What shares something too slow or too large to have more than once, the slowest first: a Spark, a
 # browser, a whole `tenure up`, an environment of the lowest versions, the built documentation, the
 # syntax trees of all files. Each goes to one process, and before all the others.
 ONE_PROCESS = (
+    "tests/spark/test_cluster.py",  # a Spark of its own: beside the other one
     "tests/spark/",
     "tests/browser/test_actions.py",
     "tests/browser/test_conduct.py",
@@ -239,6 +235,12 @@ class SuiteTally:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("hypothesispytest"):
+        from hypothesis import settings  # slow to import, and not every run wants it
+
+        # How long an example takes tells what else the machine does.
+        settings.register_profile("tenure", settings(), deadline=None)
+        settings.load_profile("tenure")
     tally = os.environ.pop("TENURE_TALLY", None)  # not for a pytest that a test starts
     if tally and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteTally(Path(tally)), "suite-tally")

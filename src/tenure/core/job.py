@@ -251,6 +251,7 @@ def check_key(key: str) -> None:
 
 FULL_RETRY_MS = 1_000
 _TASK_CHARS_MAX = 200
+_syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _TRACE = re.compile(r"[!-~]{0,512}")
 
 
@@ -284,7 +285,7 @@ def check_job(job: NewJob) -> None:
     if job.delay_ms < 0:
         raise InvalidJob(f"delay_ms cannot be negative, as {job.delay_ms} is")
     try:
-        msgspec.json.decode(job.payload, type=msgspec.Raw)
+        _syntax(job.payload)
     except msgspec.DecodeError as error:
         raise InvalidJob(f"the payload is not JSON: {error}") from None
 

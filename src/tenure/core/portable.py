@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -144,15 +144,20 @@ def portable_counts(contract: str, counts: Mapping[str, int]) -> dict[State, int
 
 def check_options(contract: str, given: Mapping[str, Any]) -> None:
     """Refuse options that are given, and that this contract does not have."""
-    has = _contract(contract).submit_options
-    for name, (means, none) in _MEANS.items():
-        if name not in has and given.get(name) not in (None, none):
+    for name, means, none in _missing_options(contract):
+        if given.get(name) not in (None, none):
             others = [each.name for each in contracts().values() if name in each.submit_options]
             raise InvalidJob(
                 f"{contract} has no {means} ({name}): leave it out, or use a contract that has it: "
                 f"{', '.join(others)}",
                 contract=contract,
             )
+
+
+@cache
+def _missing_options(contract: str) -> list[tuple[str, str, Any]]:
+    has = _contract(contract).submit_options
+    return [(name, means, none) for name, (means, none) in _MEANS.items() if name not in has]
 
 
 def own_options(contract: str, unique: str) -> dict[str, Any]:
@@ -244,6 +249,7 @@ def _contract(name: str) -> Contract:
     return found
 
 
+@lru_cache(maxsize=1024)  # other programs may have stored any word
 def _state_of_word(contract: str, word: str) -> State:
     machine = _contract(contract).machine
     if word == _SCHEDULED:

@@ -259,12 +259,14 @@ class DepthLimit:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Like the queue's `submit`; jobs beyond the quota are answered `full` and not sent."""
+        limits = [self._quota(job.requester).depth if job.requester else None for job in jobs]
+        if not any(limits):
+            return await self._queue.submit(jobs)
         sent: list[NewJob] = []
         refusals: list[Submitted | None] = []
         depths = []
         try:
-            for job in jobs:
-                most = self._quota(job.requester).depth if job.requester else None
+            for job, most in zip(jobs, limits, strict=True):
                 depth = await self._room(job.requester, most) if most else _UNLIMITED
                 if depth is None:
                     self._refused()

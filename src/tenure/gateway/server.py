@@ -69,6 +69,7 @@ async def serving(
             connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
             gateway.asgi,
+            interface="asgi3",
             http=partial(ClientConnection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",

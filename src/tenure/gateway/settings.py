@@ -166,6 +166,7 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+@lru_cache(maxsize=1024)
 def is_local_host(header: str) -> bool:
     """Whether a Host header, with or without a port, names this machine.
 

@@ -52,8 +52,8 @@ class Settler:
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases; one lease twice in a batch ends once."""
-        verdicts: dict[int, Verdict] = {}
-        left = list(range(len(outcomes)))
+        verdicts: list[Verdict | None] = [None] * len(outcomes)
+        left: Sequence[int] = range(len(outcomes))
         while left:
             first: dict[str, int] = {}
             for at in left:
@@ -62,13 +62,14 @@ class Settler:
             chosen = [first[job_id] for job_id in sorted(first)[:_BATCH_MAX]]
             settled = self._settle([outcomes[at] for at in chosen])
             answers = await run_step(settled, executed_before=len(left) < len(outcomes))
-            verdicts.update(zip(chosen, answers, strict=True))
-            left = [at for at in left if at not in verdicts]
-        return [verdicts[at] for at in range(len(outcomes))]
+            for at, verdict in zip(chosen, answers, strict=True):
+                verdicts[at] = verdict
+            left = [at for at in left if verdicts[at] is None]
+        return [verdict for verdict in verdicts if verdict is not None]
 
     async def _settle(self, batch: list[Outcome]) -> list[Verdict]:
-        verdicts: dict[int, Verdict] = {}
-        left = list(range(len(batch)))
+        verdicts: list[Verdict | None] = [None] * len(batch)
+        left: Sequence[int] = range(len(batch))
 
         async def run(step: _Step, *, executed_before: bool) -> bool:
             """Run a step for the outcomes that are left; whether all of them have a verdict now."""
@@ -76,7 +77,7 @@ class Settler:
             answering = step([batch[at] for at in left])
             for n, verdict in await run_step(answering, executed_before=executed_before):
                 verdicts[left[n]] = verdict
-            left = [at for at in left if at not in verdicts]
+            left = [at for at in left if verdicts[at] is None]
             return not left
 
         # The statement leaves out rows that changed between reading and writing, so those are tried
@@ -87,9 +88,11 @@ class Settler:
             if await run(self._find_settled, executed_before=True):
                 break
         leases = [batch[at].lease for at in left]
-        lost = await refuse(self._engine, self._settings, "settle", leases)
-        verdicts.update(zip(left, lost, strict=True))
-        return [verdicts[at] for at in range(len(batch))]
+        for at, lost in zip(
+            left, await refuse(self._engine, self._settings, "settle", leases), strict=True
+        ):
+            verdicts[at] = lost
+        return [verdict for verdict in verdicts if verdict is not None]
 
     async def _write(self, batch: list[Outcome]) -> list[tuple[int, Verdict]]:
         settings = self._settings

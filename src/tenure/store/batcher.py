@@ -11,7 +11,9 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, TypeVar, cast
+
+import msgspec
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,7 +24,7 @@ SECOND_CALL_WEIGHT = 100
 Below it they wait for one large call, which costs the store less than several small ones."""
 
 
-class _Request(NamedTuple, Generic[T, R]):
+class _Request(msgspec.Struct, Generic[T, R], frozen=True):
     items: Sequence[T]
     weight: int
     size: int

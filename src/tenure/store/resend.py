@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from tenure.core.endpoint import Submits
@@ -49,9 +50,9 @@ async def resend(
     raise AssertionError("the last try returns or raises")
 
 
-async def submit_with_retry(queue: Submits, jobs: Sequence[NewJob]) -> list[Submitted]:
+def submit_with_retry(queue: Submits, jobs: Sequence[NewJob]) -> Awaitable[list[Submitted]]:
     """Submit jobs that have ids, again if the answer is lost: the second time changes nothing."""
-    return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
+    return resend(partial(queue.submit, jobs), tries=3, patience_s=3.0)
 
 
 async def run_step(step: Awaitable[T], *, executed_before: bool) -> T:

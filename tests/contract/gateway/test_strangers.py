@@ -244,7 +244,7 @@ async def test_a_fault_of_our_own_is_logged_without_local_variables(
     begun = time.perf_counter()
     reply = await Web(running.url).get("/v1/jobs", x_api_key=KEY)
     assert reply.status == 500
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 5
     text = logs.getvalue()
     assert "a fault of 80 letters" in text
     assert "in fails" in text

@@ -69,7 +69,7 @@ def cpu_s(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.alone
+@pytest.mark.few
 async def test_idle_workers_use_next_to_no_processor_time(tmp_path: Path) -> None:
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     queue, ledger = open_queue(url), open_ledger(url)

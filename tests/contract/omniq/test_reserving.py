@@ -198,14 +198,14 @@ async def test_time_is_the_servers(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.clause("O-37")
 async def test_an_idle_worker_hears_of_our_publish_at_once(bench: Bench) -> None:
-    queue = bench.queue(poll_ms=5_000)  # it would sleep through anything but the bell
+    queue = bench.queue(poll_ms=20_000)  # it would sleep through anything but the bell
     for _ in range(5):
-        waiting = asyncio.create_task(queue.claim(1, wait_ms=10_000))
+        waiting = asyncio.create_task(queue.claim(1, wait_ms=30_000))
         await until(lambda: _blocked(bench), "the claim listens")
         began = time.monotonic()
         await bench.publish({})
         (lease,) = await waiting
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         await queue.settle([Outcome(lease, "complete")])
 
 
@@ -225,7 +225,7 @@ async def test_a_job_that_nobody_rang_for_is_seen_by_looking(bench: Bench) -> No
     began = time.monotonic()
     (lease,) = await waiting
     assert lease.job_id == "x"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 def _foreign(job_id: str) -> dict[str, str]:

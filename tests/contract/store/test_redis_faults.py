@@ -94,7 +94,7 @@ async def test_a_reply_that_is_overdue_fails_everybody_on_the_connection(
     )
     assert all(isinstance(result, ReplyLost) for result in results)
     assert "no answer within 150 ms" in str(results[0])
-    assert 0.15 <= time.monotonic() - started < 2
+    assert 0.15 <= time.monotonic() - started < 8  # without its own timeout it would be 10
     proxy.pass_through()
     assert await client.call("ECHO", "again") == b"again"
     await client.close()
@@ -182,7 +182,7 @@ async def test_a_blocked_command_is_given_up_after_its_wait_and_the_timeout(
     started = time.monotonic()
     with pytest.raises(ReplyLost):
         await client.block("BLPOP", "gone", 0.1, wait_ms=100)
-    assert 0.2 <= time.monotonic() - started < 2
+    assert 0.2 <= time.monotonic() - started < 8  # without its own timeout it would be 10
     await client.close()
 
 
@@ -232,13 +232,14 @@ async def test_a_dead_server_is_not_hammered(proxy: LossyProxy) -> None:
                 pass
 
     callers = [asyncio.create_task(insist()) for _ in range(20)]
+    began = time.monotonic()
     await asyncio.sleep(1.0)  # the rate over a second is what is being tested
-    attempts = proxy.accepted
+    attempts, took_s = proxy.accepted, time.monotonic() - began
     proxy.pass_through()
     started = time.monotonic()
     assert await asyncio.gather(*callers) == [b"PONG"] * 20
-    assert 3 <= attempts <= 12
-    assert time.monotonic() - started < 2
+    assert 3 <= attempts <= 12 * took_s
+    assert time.monotonic() - started < 5
     await client.close()
 
 

@@ -41,7 +41,7 @@ async def node_worker(port: int, queue: str) -> Node:
     return node
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(300)
 @pytest.mark.clause("B-8", "B-18", "B-28")
 async def test_rivals_that_are_killed_finish_every_job_once(

@@ -283,7 +283,6 @@ _HOSTILE = [
 ]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("text", _HOSTILE, ids=range(len(_HOSTILE)))
 def test_a_hostile_text_costs_time_in_proportion_to_its_length(text: str) -> None:
     begun = time.process_time()

@@ -99,7 +99,7 @@ async def test_a_second_request_releases_everything_at_once() -> None:
         began = time.monotonic()
         worker.stop(at_once=True)
         assert await serve == 1  # not a clean drain
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15  # a drain may take 30
         over.set()
     assert store.kinds() == {"deaf-1": "release"}
 

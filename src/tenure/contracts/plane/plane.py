@@ -181,22 +181,24 @@ class Plane:
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         tokens = await self._read_tokens()
-        checked = [
-            outcome
-            if (lease := _invalidate_foreign_token(outcome.lease, tokens)) is outcome.lease
-            else msgspec.structs.replace(outcome, lease=lease)
-            for outcome in outcomes
-        ]
-        verdicts = await self._by_stream([(each.lease, each) for each in checked], SqlQueue.settle)
+        # The leases of one claim share their token, so each token is checked once.
+        shown = {(outcome.lease.queue, outcome.lease.token) for outcome in outcomes}
+        if not all(tokens.is_of(*each) for each in shown):
+            outcomes = [
+                msgspec.structs.replace(each, lease=_invalidate_foreign_token(each.lease, tokens))
+                for each in outcomes
+            ]
+        verdicts = await self._by_stream([(each.lease, each) for each in outcomes], SqlQueue.settle)
         messages: dict[str, list[str]] = {}
         requeued: set[str] = set()
-        for outcome, verdict in zip(checked, verdicts, strict=True):
+        for outcome, verdict in zip(outcomes, verdicts, strict=True):
             if isinstance(verdict, LeaseLost):
                 continue
-            if outcome.lease.handle:
-                messages.setdefault(outcome.lease.queue, []).append(outcome.lease.handle)
+            lease = outcome.lease
+            if lease.handle:
+                messages.setdefault(lease.queue, []).append(lease.handle)
             if isinstance(verdict, Released | Retried):
-                requeued.add(outcome.lease.queue)
+                requeued.add(lease.queue)
         for stream, message_ids in messages.items():
             await self._transport.acknowledge(stream, message_ids)
         for stream in requeued:
@@ -383,7 +385,7 @@ class LocalFlows(WorkerFlows):
         return await self._plane.flows.start(flow_id, stages)
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job waits for which is not stored yet."""
+        """The jobs that a job of a later stage, which is not stored yet, waits for."""
         return await self._plane.flows.before(job_id)
 
 

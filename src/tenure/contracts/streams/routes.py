@@ -228,12 +228,12 @@ class StreamsRoutes:
         # Our own repeated submit is not a replay: the id was made for this request.
         if submitted.status == "replayed" and submitted.job_id != job.job_id:
             headers.append(("idempotency-replayed", "true"))
-        record = None
+        shown = _as_sent(job, submitted)  # the caller's own, so nothing in it is masked
         if not submitted.created_ms:  # an earlier job, which may be in any state by now
             # The job is stored, and an error now would make the client send it again.
             with suppress(StoreError):
                 record = await self._ledger.get(submitted.job_id)
-        shown = await self._redaction.shown(record or _as_sent(job, submitted), call.caller)
+                shown = await self._redaction.shown(record or shown, call.caller)
         return Answer(202, _view(shown), tuple(headers))
 
     async def _record(self, call: Call) -> JobRecord:

@@ -25,10 +25,13 @@ from tenure.dashboard.api import run_while_connected
 from tenure.gateway.limits import raised_by
 from tenure.gateway.problems import Problem
 
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
+"""Bodies of more bytes are decoded in a thread."""
 _IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
 _WAITING_MAX = 16
 _ALL_MAX = 256
+_HELD_BYTES_MAX = 64 << 20  # of one caller
+_HELD_BYTES_ALL_MAX = 512 << 20
 _FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
@@ -36,10 +39,78 @@ _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
 
+class BodyBudget:
+    """Limits the bytes of the bodies that are under way, of one caller and of all together.
+
+    Without it, one key could have a body of the largest size on each of a thousand connections.
+    """
+
+    def __init__(
+        self, per_caller: int = _HELD_BYTES_MAX, of_all: int = _HELD_BYTES_ALL_MAX
+    ) -> None:
+        self._per_caller = per_caller
+        self._of_all = of_all
+        self.held: Counter[str] = Counter()
+        self.total = 0
+
+    def hold(self, who: str) -> HeldBody:
+        """A context in which the bytes of one body are counted."""
+        return HeldBody(self, who)
+
+    def add(self, who: str, size: int) -> None:
+        """Count bytes, or raise `Problem` if they are too many."""
+        close = (("connection", "close"),)
+        if who and self.held[who] + size > self._per_caller:
+            detail = f"the bodies of this key that are under way have {self._per_caller} bytes"
+            raise Problem("rate_limited", detail, headers=close, retry_after_s=1)
+        if self.total + size > self._of_all:
+            detail = "the bodies that are under way are too large together"
+            raise Problem("busy", detail, headers=close, retry_after_s=1)
+        self.held[who] += size
+        self.total += size
+
+    def remove(self, who: str, size: int) -> None:
+        """Bytes that `add` counted are no longer held."""
+        self.total -= size
+        self.held[who] -= size
+        if not self.held[who]:
+            del self.held[who]
+
+
+class HeldBody:
+    """The bytes of one body that are counted in a `BodyBudget` until the exit."""
+
+    __slots__ = ("_budget", "_bytes", "_who")
+
+    def __init__(self, budget: BodyBudget, who: str) -> None:
+        self._budget = budget
+        self._who = who
+        self._bytes = 0
+
+    def __enter__(self) -> HeldBody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bytes:
+            self._budget.remove(self._who, self._bytes)
+
+    def add(self, size: int) -> None:
+        """Count more bytes of the body, or raise `Problem`."""
+        self._budget.add(self._who, size)
+        self._bytes += size
+
+
 async def read_body(
-    receive: Receive, headers: Mapping[str, str], bytes_max: int, timeout_ms: int
+    receive: Receive,
+    headers: Mapping[str, str],
+    bytes_max: int,
+    timeout_ms: int,
+    held: HeldBody,
 ) -> bytes:
-    """The whole body; raises `Problem` as soon as it is too large or too slow."""
+    """The whole body; raises `Problem` as soon as it is too large or too slow.
+
+    `held` counts the bytes that wait for the rest of their body.
+    """
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -49,7 +120,8 @@ async def read_body(
         raise _too_large(bytes_max)
     if not message.get("more_body", False):
         return first
-    return await _read_rest(receive, first, bytes_max, timeout_ms)
+    held.add(len(first))
+    return await _read_rest(receive, first, bytes_max, timeout_ms, held)
 
 
 async def _next(receive: Receive, timeout_ms: int) -> Any:
@@ -96,7 +168,13 @@ class _Resumed:
             return done.value
 
 
-async def _read_rest(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
+async def _read_rest(
+    receive: Receive,
+    first: bytes,
+    bytes_max: int,
+    timeout_ms: int,
+    held: HeldBody,
+) -> bytes:
     """Read the other chunks of a body. The deadline is for all of them together."""
     chunks = [first]
     size = len(first)
@@ -108,6 +186,7 @@ async def _read_rest(receive: Receive, first: bytes, bytes_max: int, timeout_ms:
         size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
+        held.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
@@ -121,7 +200,10 @@ def _too_large(bytes_max: int) -> Problem:
 
 def check_media(headers: Mapping[str, str]) -> None:
     """Refuse a body whose Content-Type is not JSON."""
-    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = headers.get("content-type", "")
+    if given == "application/json":
+        return
+    media = given.partition(";")[0].strip().lower()
     if media != "application/json":
         found = f", not {media[:80]!r}" if media else "; there is no Content-Type"
         raise Problem(
@@ -151,7 +233,7 @@ class BodyQueue:
     ) -> Any:
         """The typed body. If the client disconnects while the body waits, it is not decoded."""
         if who and self.places[who] >= self._per_caller:
-            detail = f"{self._per_caller} bodies above {_LARGE} bytes of this key wait to be read"
+            detail = f"{self._per_caller} bodies above {LARGE} bytes of this key wait to be read"
             raise Problem("rate_limited", detail, retry_after_s=1)
         if self.places.total() >= _ALL_MAX:
             raise Problem("busy", "too many large bodies wait to be read", retry_after_s=1)
@@ -168,7 +250,7 @@ class BodyQueue:
         self, decoder: msgspec.json.Decoder[Any], raw: bytes, turn: asyncio.Semaphore
     ) -> Any:
         async with turn:
-            work = self._thread.submit(_decode_large, decoder, raw)
+            work = self._thread.submit(_decode_without_gc, decoder, raw)
             try:
                 return await asyncio.wrap_future(work)
             except asyncio.CancelledError:
@@ -181,24 +263,22 @@ _CLIENT_BODIES = BodyQueue("body", _WAITING_MAX)
 _WORKER_BODIES = BodyQueue("work-body", _ALL_MAX // 4)
 
 
-async def decoded(
+async def decode_large(
     decoder: msgspec.json.Decoder[Any],
     raw: bytes,
+    who: str,
     *,
-    who: str = "",
     works: bool = False,
     gone: Callable[[], Awaitable[None]] | None = None,
 ) -> Any:
-    """The typed body. A large one is decoded in a thread, to keep the event loop free.
+    """Like `decode`, in a thread: for bodies above `LARGE`, to keep the event loop free.
 
     Bodies of workers (`works`) do not wait for the bodies of clients.
     """
-    if len(raw) <= _LARGE:
-        return decode(decoder, raw)
     return await (_WORKER_BODIES if works else _CLIENT_BODIES).decoded(decoder, raw, who, gone)
 
 
-def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+def _decode_without_gc(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """Decode without the garbage collector. JSON has no cycles, and looking for them while many
     values are made would take most of the time and hold the interpreter lock."""
     collecting = gc.isenabled()
@@ -213,7 +293,7 @@ def _decode_large(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     """The typed body, or the `Problem` that names what is wrong with it and where."""
     try:
-        if len(raw) > _LARGE:
+        if len(raw) > LARGE:
             _outline(decoder).decode(raw)
         value = _typed(decoder, raw)
         fault = json_fault(raw)  # also checks the fields that are kept as raw JSON

@@ -146,6 +146,7 @@ class ClientConnection(HttpToolsProtocol):
         self._bytes = 0  # bytes since the parser last completed a head or a part of a body
         self._refusal: Problem | None = None
         self._by_admin_address = False
+        self._coalescing: Any = None
         self.address = ""
         self.waiting_since = 0.0
         self.deadline = math.inf
@@ -163,6 +164,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._coalescing = CoalescingTransport(transport, self._close)
         self.address = origin_of(self.client[0]) if self.client else ""
         self._by_admin_address = (
             self.server is not None and self.server[1] == self._connections.admin_port
@@ -192,7 +194,7 @@ class ClientConnection(HttpToolsProtocol):
         super().data_received(data)
         phase = self._phase
         if phase == "done":
-            # uvicorn sets no keep-alive timer if the response was sent before the request ended.
+            # A request may be refused before it has ended.
             answered = self.cycle.response_complete
             self.deadline = self.loop.time() + self.timeout_keep_alive if answered else math.inf
         elif phase == "body" and self.cycle.response_complete:
@@ -231,8 +233,7 @@ class ClientConnection(HttpToolsProtocol):
         # has checked headers, and trailers pass by it.
         self.headers = []
         if self.scope["method"] != "HEAD":
-            transport: Any = CoalescingTransport(self.transport, self._close)
-            self.cycle.transport = transport
+            self.cycle.transport = self._coalescing
         self._phase = "body"
         self._bytes = 0
 
@@ -261,10 +262,17 @@ class ClientConnection(HttpToolsProtocol):
             self._connections.discarding.discard(self)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """Like uvicorn's, but with a deadline in place of its timer for the next request."""
+        self.server_state.total_requests += 1
         self.waiting_since = self.loop.time()
         if self.transport.is_closing():
             self.deadline = self.waiting_since + _STALL_S
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._phase == "done":
+            self.deadline = self.waiting_since + self.timeout_keep_alive
         elif self._phase == "body" and self.cycle.response_complete:
             self._discard()
 
@@ -276,10 +284,6 @@ class ClientConnection(HttpToolsProtocol):
         super().resume_writing()
         self.stalled_at = math.inf
 
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self.deadline = self.loop.time() + _STALL_S
-
     def expire(self) -> None:
         """The deadline has passed."""
         if self._phase == "head" and self._is_answering:
@@ -288,6 +292,9 @@ class ClientConnection(HttpToolsProtocol):
             return  # the application has not read what arrived
         if self._phase == "head" and self._bytes and not self.transport.is_closing():
             self._refuse(Problem("head_timeout"))
+        elif self._phase == "done" and not self.transport.is_closing():
+            self.transport.close()  # sends the rest of the last response
+            self.deadline = self.loop.time() + _STALL_S
         else:
             self.transport.abort()
 
@@ -340,7 +347,7 @@ class ClientConnection(HttpToolsProtocol):
         """Discard what arrives from now on."""
         cycle: Any = self.cycle
         if cycle is not None:
-            cycle.body.clear()
+            cycle.body = bytearray()
         self._bytes = 0
         self.waiting_since = self.loop.time()
         self.deadline = self.waiting_since + _DISCARD_S

@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -126,22 +126,21 @@ class _Exchange:
         self.status = 0
         self.streamed = False
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message, the first one with our headers. A coroutine of its own would be slow."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = list(message["headers"])
-            names = {name for name, _ in headers}
-            self.streamed = (b"x-accel-buffering", b"no") in headers
-            headers += _SECURITY_HEADERS
-            headers.append((b"x-request-id", self.request_id))
-            if b"content-security-policy" not in names:
+            headers = [*message["headers"], *_SECURITY_HEADERS, (b"x-request-id", self.request_id)]
+            given = dict(headers)
+            self.streamed = given.get(b"x-accel-buffering") == b"no"
+            if b"content-security-policy" not in given:
                 headers.append((b"content-security-policy", _CSP))
-            if b"cache-control" not in names:
+            if b"cache-control" not in given:
                 headers.append((b"cache-control", b"no-store"))
             if self.scope.get("scheme") == "https":
                 headers.append(_HSTS)
             message = {**message, "headers": headers}
-        await self._send(message)
+        return self._send(message)
 
     async def send_problem(self, problem: Problem) -> None:
         """Send the problem document as the response."""

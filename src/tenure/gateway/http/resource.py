@@ -23,7 +23,15 @@ from tenure.dashboard.api import BASE, ROUTE, SearchLimit, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
-from tenure.gateway.http.body import check_media, decoded, invalid, read_body
+from tenure.gateway.http.body import (
+    LARGE,
+    BodyBudget,
+    check_media,
+    decode,
+    decode_large,
+    invalid,
+    read_body,
+)
 from tenure.gateway.limits import Quota, RateLimit
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import GatewaySettings
@@ -55,6 +63,7 @@ class RouteContext:
         rate: RateLimit,
         audit: AuditLog,
         searches: SearchLimit,
+        bodies: BodyBudget,
     ) -> None:
         self.settings = settings
         self.auth = auth
@@ -62,6 +71,7 @@ class RouteContext:
         self.rate = rate
         self.audit = audit
         self.searches = searches
+        self.bodies = bodies
         # Actions of a key on its own objects fill at most a hundredth of the audit log per day.
         # Without this limit, one tenant could have the entries of administrators pruned.
         share = max(1, settings.audit_keep // 100)
@@ -109,14 +119,29 @@ class Resource:
         # Probes, scrapers and workers belong to the operator and have no rate limit.
         if right.scope not in ("", "jobs:work") and endpoint.tag != "health":
             context.rate.take(caller.requester, quota)
+        gone = partial(until_disconnected, receive)
+        body = None
+        if endpoint.takes is not None:
+            check_media(headers)
+            bytes_max = context.settings.body_limit(endpoint.bytes_max, quota)
+            decoder = self._decoders[endpoint.method]
+            with context.bodies.hold(caller.who) as held:
+                timeout_ms = context.settings.body_timeout_ms
+                raw = await read_body(receive, headers, bytes_max, timeout_ms, held)
+                if len(raw) <= LARGE:
+                    body = decode(decoder, raw)
+                else:
+                    works = right.scope == "jobs:work"
+                    body = await decode_large(decoder, raw, caller.who, works=works, gone=gone)
         call = Call(
             caller=caller,
             right=right,
             path=scope.get("path_params", {}),
-            query=_query(endpoint, scope),
-            body=await self._body(endpoint, receive, headers, caller),
+            query=_query(endpoint, scope) if endpoint.asks is not None else None,
+            body=body,
             headers=headers,
-            gone=partial(until_disconnected, receive),
+            gone=gone,
+            is_allowed=partial(context.auth.is_valid, caller),
         )
         work = self._change(endpoint, call) if right.does else endpoint.handle(call)
         if endpoint.is_search:
@@ -146,7 +171,8 @@ class Resource:
         except ReplyLost:  # the change may have been made
             await self._record(call, LOST)
             raise
-        await self._record(call, "ok")
+        if call.right.audit == "call" or call.touched:
+            await self._record(call, "ok")
         return answer
 
     async def _record(self, call: Call, outcome: str) -> None:
@@ -173,25 +199,8 @@ class Resource:
             outcome=outcome,
         )
 
-    async def _body(
-        self, endpoint: Endpoint, receive: Receive, headers: Mapping[str, str], caller: Caller
-    ) -> Any:
-        decoder = self._decoders.get(endpoint.method)
-        if decoder is None:
-            return None
-        settings = self._context.settings
-        check_media(headers)
-        quota = self._context.auth.quota(caller.requester)
-        bytes_max = settings.body_limit(endpoint.bytes_max, quota)
-        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
-        works = endpoint.right.scope == "jobs:work"
-        gone = partial(until_disconnected, receive)
-        return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
-
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:
-    if endpoint.asks is None:
-        return None
     raw: bytes = scope["query_string"]
     pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True) if raw else []
     try:

@@ -2,12 +2,12 @@
 
     spark.read.format("tenure").option("url", URL).load()                      the journal
     spark.read.format("tenure").option("url", URL).option("table", "jobs")     the jobs
-    spark.readStream.format("tenure").option("url", URL).load()                the journal, on
+    spark.readStream.format("tenure").option("url", URL).load()                the journal, followed
     df.write.format("tenure").option("url", URL).option("task", T).mode("append").save()
 
 Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
 a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
-`pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
+`pushdown` true a filter on `ts_ms` does the last), `max_rows` (about that many per micro-batch),
 `fail_on_loss` ("false" goes on if entries were trimmed unread), `starting_offsets` (where a new
 query begins: JSON, a mark for each journal), `consumer` (the name under which the stores are told
 what was read, so that they trim only that), `markers` ("true": also rows that are no events, see
@@ -193,7 +193,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go no further than what there is now."""
+        """Stop at the events that exist now."""
         self._follow().aim()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
