@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,26 @@ import hiredis
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.files import package_folder
+from tenure.store.redis_address import Arg, RedisAddress, parse_address
 from tenure.store.redis_connection import (
     MORE,
-    Arg,
-    Connection,
     Connector,
+    Dialer,
+    Node,
     check_greeting,
     command_name,
     encode,
     is_no_script,
     is_wrong_type,
-    parse_address,
     reply_reader,
+)
+from tenure.store.redis_topology import (
+    Cluster,
+    Sentinels,
+    guard_key,
+    redirect_of,
+    slot_of,
+    slot_ranges,
 )
 
 if TYPE_CHECKING:
@@ -162,15 +170,16 @@ def _keys_used(source: str, name: str) -> int:
     return greatest
 
 
-_CLOSE_WITHIN_S = 1.0
 _RECEIVE_BYTES = 1 << 18
+_ASK_WITHIN_S = 2.0
 
 
 class Redis:
     """A client for one event loop. Replies are raw: bytes, int, list, None.
 
-    It does not support commands that change the connection or answer more than once (SUBSCRIBE,
-    MONITOR, SELECT, CLIENT REPLY). Blocking commands go through `block`.
+    The URL says whether there is one server, a primary that Sentinels name, or a cluster; callers
+    need not know. It does not support commands that change the connection or answer more than once
+    (SUBSCRIBE, MONITOR, SELECT, CLIENT REPLY). Blocking commands go through `block`.
     """
 
     def __init__(
@@ -181,15 +190,14 @@ class Redis:
         timeout_ms: int = 10_000,
         connect_timeout_ms: int = 5_000,
     ) -> None:
-        self._address = parse_address(url)
-        self._timeout_ms = timeout_ms
-        self._connector = Connector(
-            self._address, name=name, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms
-        )
+        address = self._address = parse_address(url)
+        dialer = Dialer(name=name, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms)
+        self._sentinels = Sentinels(address, dialer) if address.topology == "sentinel" else None
+        self._cluster = Cluster(address, dialer) if address.topology == "cluster" else None
+        locate = self._sentinels.locate if self._sentinels else None
+        self._node = Node(Connector(dialer, address, locate), timeout_ms)  # unused on a cluster
+        self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._main: Connection | None = None
-        self._blocking: set[Connection] = set()
-        self._idle: list[Connection] = []
         self._closed = False
 
     def __repr__(self) -> str:
@@ -198,10 +206,18 @@ class Redis:
     async def call(self, *args: Arg) -> Any:
         """Send one command; calls made at the same time share one write."""
         packed = encode(args)
-        connection = self._main
-        if connection is None or connection.lost or self._loop is not asyncio.get_running_loop():
-            connection = await self._ready()
         try:
+            if self._cluster is not None:
+                self._check_usable()
+                return await self._cluster.call(args, packed)
+            connection = self._node.main
+            if (
+                connection is None
+                or connection.lost
+                or self._loop is not asyncio.get_running_loop()
+            ):
+                self._check_usable()
+                connection = await self._node.ready()
             return await connection.send(packed)
         except ServerError as error:
             error.operation = error.operation or command_name(args)
@@ -210,26 +226,37 @@ class Redis:
             raise
 
     async def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send many commands in one write; an error reply is a value in the list of replies."""
+        """Send many commands in one write; an error reply is a value in the list of replies.
+
+        On a cluster there is one write for each node, and MULTI ... EXEC is for keys of one slot.
+        """
         packed = [encode(command) for command in commands]
         if not packed:
             return []
-        connection = await self._ready()
-        replies: list[Any] = await connection.send_many(packed)
+        self._check_usable()
+        if self._cluster is not None:
+            replies = await self._cluster.pipeline(commands, packed)
+        else:
+            replies = await (await self._node.ready()).send_many(packed)
         if all(isinstance(reply, StoreUnreachable) for reply in replies):
             raise replies[0]  # the server is loading: it executed none of them
         return replies
 
+    def declared_keys(self, keys: Sequence[str | bytes]) -> Sequence[str | bytes]:
+        """The keys that a call of a script declares: on a cluster one more (`guard_key`)."""
+        return keys if self._cluster is None else (*keys, guard_key(keys[0]))
+
     async def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
         """Run a script by its hash or, if the server does not have it yet, by its source."""
         _check_keys(script, keys)
+        declared = self.declared_keys(keys)
         try:
             try:
-                return await self.call("EVALSHA", script.sha, script.keys, *keys, *args)
+                return await self.call("EVALSHA", script.sha, len(declared), *declared, *args)
             except ServerError as error:
                 if not is_no_script(error):
                     raise
-            return await self.call("EVAL", script.source, script.keys, *keys, *args)
+            return await self.call("EVAL", script.source, len(declared), *declared, *args)
         except ServerError as error:
             error.operation = script.name
             if is_wrong_type(error):
@@ -260,13 +287,26 @@ class Redis:
         """
         await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
 
+    async def scan(self, pattern: str | bytes, *more: Arg) -> AsyncIterator[list[bytes]]:
+        """The keys that match, a page at a time; on a cluster of all its primaries."""
+        self._check_usable()
+        cluster = self._cluster
+        for connection in await cluster.primaries() if cluster else [await self._node.ready()]:
+            cursor: Arg = 0
+            while cursor != b"0":
+                scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000, *more)
+                cursor, found = await connection.send(encode(scan))
+                yield found
+
     async def block(self, *args: Arg, wait_ms: int) -> Any:
         """Send a blocking command on a connection of its own; None if it timed out.
 
         `wait_ms` is the command's own timeout, for our timer. Cancelling the caller closes the
         connection, so that no other caller gets the late reply.
         """
-        (reply,) = await self._blocked([encode(args)], wait_ms)
+        (reply,) = await self._blocked([args], wait_ms)
+        if self._cluster is not None and redirect_of(reply):
+            return None  # its slot moved: for the caller the time is up
         return _checked(reply, command_name(args))
 
     async def block_then_run(
@@ -285,25 +325,23 @@ class Redis:
         fails.
         """
         _check_keys(script, keys)
-        by_sha = encode(("EVALSHA", script.sha, script.keys, *keys, *args))
-        waited, reply = await self._blocked([encode(blocking), by_sha], wait_ms)
-        _checked(waited, command_name(blocking))
-        if isinstance(reply, ServerError) and is_no_script(reply):
+        declared = self.declared_keys(keys)
+        by_sha = ("EVALSHA", script.sha, len(declared), *declared, *args)
+        waited, reply = await self._blocked([blocking, by_sha], wait_ms)
+        redirected = self._cluster is not None and redirect_of(waited)
+        if not redirected:
+            _checked(waited, command_name(blocking))
+        if isinstance(reply, ServerError) and (is_no_script(reply) or redirect_of(reply)):
             return await self.run(script, keys, args)
         return _checked(reply, script.name)
 
-    async def _blocked(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
+    async def _blocked(self, commands: Sequence[Sequence[Arg]], wait_ms: int) -> list[Any]:
         """The replies to commands, of which the first blocks; errors are values."""
-        connection = await self._blocking_connection()
-        connection.timeout_ms = wait_ms + self._timeout_ms
-        try:
-            replies = await connection.send_many(packed)
-        except BaseException:
-            connection.drop("the caller of a blocking command was cancelled")
-            self._blocking.discard(connection)
-            raise
-        self._idle.append(connection)
-        return replies
+        packed = [encode(command) for command in commands]
+        self._check_usable()
+        if self._cluster is not None:
+            return await self._cluster.block(commands, packed, wait_ms)
+        return await self._node.block(packed, wait_ms)
 
     async def server_time_ms(self) -> int:
         """The server's clock."""
@@ -313,41 +351,12 @@ class Redis:
     async def close(self) -> None:
         """Close all connections; pending calls fail. A closed client cannot be used again."""
         self._closed = True
-        await self._connector.cancel()
-        connections = [*self._blocking, *([self._main] if self._main else [])]
-        self._main = None
-        self._blocking.clear()
-        self._idle.clear()
-        for connection in connections:
-            connection.drop("the client was closed")
-        if connections:
-            await asyncio.wait([c.closed for c in connections], timeout=_CLOSE_WITHIN_S)
-
-    async def _ready(self) -> Connection:
-        self._check_usable()
-        if self._main is None or self._main.lost:
-            if self._main is not None and self._main.not_ready:
-                self._main.not_ready = ""
-                self._connector.back_off()
-            self._main = await self._connector.connect_shared()
-        return self._main
-
-    async def _blocking_connection(self) -> Connection:
-        """A connection for one blocking command: an idle one, or a new one."""
-        self._check_usable()
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.lost:
-                return connection
-            self._blocking.discard(connection)
-            if connection.not_ready:
-                self._connector.back_off()
-        connection = await self._connector.connect()
-        if self._closed:
-            connection.drop("the client was closed")
-            self._check_usable()
-        self._blocking.add(connection)
-        return connection
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        await self._node.close()
+        if self._cluster is not None:
+            await self._cluster.close()
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -359,6 +368,15 @@ class Redis:
             raise UsageError(
                 f"{self!r} belongs to another event loop; each loop (or thread) opens its own"
             )
+        if self._sentinels is not None and self._watch is None:
+            self._watch = asyncio.create_task(self._sentinels.watch(self._primary_is))
+
+    def _primary_is(self, address: RedisAddress) -> None:
+        """The Sentinels name this primary; connections to another one are closed."""
+        connector = self._node.connector
+        if connector.located is not None and connector.located != address:
+            connector.located = address
+            self._node.drop(f"the Sentinels name another primary, {address.label}")
 
 
 def _text(key: Arg) -> str:
@@ -386,11 +404,20 @@ class BulkRedis:
     """A blocking client for reading long streams in a process without an event loop.
 
     It requests the next page before it returns the last one, so that the server works while the
-    caller does. For one thread.
+    caller does. For one thread. On a cluster it speaks to the owner of `key`.
     """
 
-    def __init__(self, url: str, *, name: str = "tenure-bulk", timeout_s: float = 60.0) -> None:
-        address = parse_address(url)
+    def __init__(
+        self,
+        url: str | RedisAddress,
+        *,
+        key: str = "",
+        name: str = "tenure-bulk",
+        timeout_s: float = 60.0,
+    ) -> None:
+        address = parse_address(url) if isinstance(url, str) else url
+        if address.topology != "single":
+            address = _locate(address, key)
         self._label = address.label
         self._reader = reply_reader()
         try:
@@ -408,7 +435,7 @@ class BulkRedis:
         except OSError as error:
             raise StoreUnreachable(f"{self._label}: cannot connect: {error}") from error
         try:
-            for command in address.greeting(name):
+            for command in address.greeting(name, address.login()):
                 self._send(encode(command))
                 check_greeting(self._label, str(command[0]), self._reply())
         except StoreError:
@@ -470,3 +497,25 @@ class BulkRedis:
         except (OSError, hiredis.ProtocolError) as error:
             raise ReplyLost(f"{self._label}: no answer came: {error}") from error
         return reply
+
+
+def _locate(address: RedisAddress, key: str) -> RedisAddress:
+    """The primary that Sentinels name, or the node of a cluster that owns the key."""
+    refusals = []
+    for asked in address.servers():
+        try:
+            with BulkRedis(asked, timeout_s=_ASK_WITHIN_S) as client:
+                if address.topology == "cluster":
+                    ranges = slot_ranges(client.call("CLUSTER", "SLOTS"), asked.host)
+                    slot = slot_of(key)
+                    place = next((at for start, end, at in ranges if start <= slot <= end), None)
+                else:
+                    reply = client.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
+                    place = (reply[0].decode(), int(reply[1])) if reply else None
+        except StoreError as error:
+            refusals.append(str(error))
+            continue
+        if place is not None:
+            return address.node(*place)
+        refusals.append(f"{asked.label}: it knows no primary")
+    raise StoreUnreachable(f"{address.label}: {'; '.join(refusals)}")

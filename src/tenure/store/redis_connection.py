@@ -1,4 +1,4 @@
-"""What the Redis client is built on: URLs, the wire format, one connection, and reconnecting."""
+"""What the Redis client is built on: the wire format, one connection, dialling, one server."""
 
 from __future__ import annotations
 
@@ -7,136 +7,15 @@ import random
 import re
 import ssl
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
-
-# -- URLs ------------------------------------------------------------------------------------------
-
-_TCP = {"redis": False, "rediss": True}
-_UNIX = {"unix", "redis+unix"}
-_TLS_OPTIONS = {"cafile", "certfile", "keyfile"}
-_FORMS = (
-    "redis://host:6379/0, rediss://host:6379/0?cafile=ca.pem or redis+unix:///path/to/socket?db=0"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class RedisAddress:
-    """A parsed Redis URL; `path` is set for a unix socket, `host` and `port` otherwise."""
-
-    host: str = ""
-    port: int = 6379
-    path: str = ""
-    db: int = 0
-    user: str = ""
-    password: str = field(default="", repr=False)
-    tls: bool = False
-    cafile: str = ""
-    certfile: str = ""
-    keyfile: str = ""
-
-    @property
-    def label(self) -> str:
-        """The address without credentials, for errors and logs."""
-        if self.path:
-            return f"redis+unix://{self.path}?db={self.db}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
-
-    def tls_context(self) -> ssl.SSLContext | None:
-        """The TLS settings of this address, None without TLS."""
-        if not self.tls:
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.cafile or None)
-            if self.certfile:
-                context.load_cert_chain(self.certfile, self.keyfile or None)
-        except OSError as error:
-            raise UsageError(
-                f"{self.label}: the TLS files of this URL cannot be used: {error}"
-            ) from error
-        return context
-
-    def greeting(self, client_name: str) -> list[tuple[Arg, ...]]:
-        """The commands that open a connection."""
-        commands: list[tuple[Arg, ...]] = []
-        if self.password or self.user:
-            commands.append(("AUTH", *([self.user] if self.user else ()), self.password))
-        if self.db:
-            commands.append(("SELECT", self.db))
-        return [*commands, ("CLIENT", "SETNAME", client_name)]
-
-
-def parse_address(url: str) -> RedisAddress:
-    """Parse a Redis URL; raises UsageError, whose message never contains the password.
-
-    redis://[user[:password]@]host[:port][/db]
-    rediss://...?cafile=ca.pem&certfile=client.pem&keyfile=client.key      (TLS)
-    redis+unix:///path/to/socket?db=0        unix:///path/to/socket
-    """
-    try:
-        parts = urlsplit(url)
-        options = dict(
-            parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        )
-        port = parts.port
-    except ValueError:
-        # The parser's message may contain the password.
-        raise UsageError(f"this Redis URL cannot be read; expected {_FORMS}") from None
-    scheme, in_path = parts.scheme, parts.path.strip("/")
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    if scheme in _UNIX:
-        _check_options(options, {"db"})
-        if not in_path:
-            raise UsageError(f"a {scheme}:// URL needs the socket's path; expected {_FORMS}")
-        db = _database(options.get("db", ""))
-        return RedisAddress(path=unquote(parts.path), db=db, user=user, password=password)
-    if scheme not in _TCP:
-        raise UsageError(f"{scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
-    tls = _TCP[scheme]
-    _check_options(options, {"db"} | (_TLS_OPTIONS if tls else set()))
-    if in_path and "db" in options:
-        raise UsageError("a Redis URL names its database once: either /0 or ?db=0")
-    if "keyfile" in options and "certfile" not in options:
-        raise UsageError("a Redis URL with keyfile needs certfile as well")
-    db = _database(in_path or options.pop("db", ""))
-    return RedisAddress(
-        host=parts.hostname or "localhost",
-        port=6379 if port is None else port,
-        db=db,
-        user=user,
-        password=password,
-        tls=tls,
-        **options,
-    )
-
-
-def _check_options(options: dict[str, str], known: set[str]) -> None:
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        names = ", ".join(sorted(known))
-        raise UsageError(f"unknown option {unknown[0]!r} in the Redis URL; known here: {names}")
-
-
-def _database(text: str) -> int:
-    if not text:
-        return 0
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise UsageError(
-            f"{text[:20]!r} is not a Redis database number; expected a number such as 0"
-        )
-    return int(text)
-
+from tenure.store.redis_address import Arg, RedisAddress
 
 # -- the wire format -------------------------------------------------------------------------------
-
-Arg = bytes | str | int | float
 
 MORE: Final = object()
 """What a parser from `reply_reader` returns when it needs more bytes."""
@@ -146,7 +25,7 @@ _NOT_READY = {
     "LOADING": "it is still loading its data",
     "MASTERDOWN": "it is a replica that lost its primary",
     "CLUSTERDOWN": "its cluster is down",
-    "READONLY": "it is a read-only replica, and the URL must name the primary",
+    "READONLY": "it is a read-only replica, and only the primary takes writes",
     "UNBLOCKED": "it became a replica while a command waited",
 }
 # Servers before Redis 7 put a prefix before the error of a command in a script.
@@ -158,8 +37,10 @@ _REMEDIES = {
     "NOAUTH": "the server wants a password: put it into the URL, redis://user:password@host",
     "WRONGPASS": "the user or the password in the URL is wrong",
     "NOPERM": "the user in the URL lacks the right to do this: see ACL SETUSER",
-    "MOVED": "this is a Redis Cluster: Tenure needs one primary that holds all keys",
-    "CROSSSLOT": "this is a Redis Cluster: Tenure needs one primary that holds all keys",
+    "MOVED": "this server is a node of a Redis Cluster: write redis+cluster://host",
+    "ASK": "this server is a node of a Redis Cluster: write redis+cluster://host",
+    "CROSSSLOT": "on a Redis Cluster all keys of a queue share a hash tag: namespace={jobs}: "
+    "for streams, prefix={bull} for bullmq",
     "BUSY": "a script has been running for too long: SCRIPT KILL on the server ends it",
 }
 
@@ -405,27 +286,121 @@ def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
         future.set_result(reply)
 
 
-# -- connecting ------------------------------------------------------------------------------------
+# -- dialling --------------------------------------------------------------------------------------
 
 _PAUSE_MS_FIRST = 50
 _PAUSE_MS_MAX = 1_000
 _FORGET_FAILURES_S = 3.0
 
 
+class Dialer:
+    """Opens connections: TLS, login, database and the client's name."""
+
+    def __init__(self, *, name: str, timeout_ms: int, connect_timeout_ms: int) -> None:
+        self._name = "".join(c if "!" <= c <= "~" else "-" for c in name) or "tenure"
+        self.timeout_ms = timeout_ms
+        self.connect_timeout_ms = connect_timeout_ms
+
+    async def dial(self, address: RedisAddress, *, primary_only: bool = False) -> Connection:
+        """A new connection; `primary_only` refuses a server that is a replica."""
+        login = (
+            await asyncio.to_thread(address.login)
+            if address.asks_for_login
+            else (address.user, address.password)
+        )
+        commands = address.greeting(self._name, login)
+        if primary_only:
+            commands.append(("ROLE",))
+        connection = Connection(address.label, self.timeout_ms)
+        try:
+            await self._open(connection, address)
+            await _greet(connection, address, commands)
+        except OSError as error:
+            connection.drop("could not connect")
+            hint = ""
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.CertificateError):
+                hint = "; if this port does not speak TLS, write redis:// instead of rediss://"
+            raise StoreUnreachable(f"{address.label}: cannot connect: {error}{hint}") from error
+        except BaseException:
+            connection.drop("gave up connecting")
+            raise
+        return connection
+
+    async def ask(self, address: RedisAddress, *command: Arg) -> Any:
+        """The answer to one command, on a connection of its own; an error reply is raised."""
+        connection = await self.dial(address)
+        try:
+            return await connection.send(encode(command))
+        finally:
+            connection.drop("it was opened for one question")
+
+    async def _open(self, connection: Connection, address: RedisAddress) -> None:
+        loop = asyncio.get_running_loop()
+        if address.path:
+            await loop.create_unix_connection(lambda: connection, address.path)
+            return
+        await loop.create_connection(
+            lambda: connection, address.host, address.port, ssl=address.tls_context()
+        )
+
+
+async def _greet(
+    connection: Connection, address: RedisAddress, commands: Sequence[Sequence[Arg]]
+) -> None:
+    """AUTH, SELECT, CLIENT SETNAME and ROLE in one write."""
+    try:
+        replies = await connection.send_many([encode(command) for command in commands])
+    except StoreError as error:
+        # Only the greeting was sent, so for the caller this is "could not connect".
+        hint = "" if address.tls or address.path else TLS_HINT
+        raise StoreUnreachable(f"{error}".partition(";")[0] + hint) from None
+    for command, reply in zip(commands, replies, strict=True):
+        check_greeting(address.label, str(command[0]), reply)
+
+
+TLS_HINT = "; if this port speaks TLS, write rediss:// instead of redis://"
+
+
+def check_greeting(label: str, command: str, reply: Any) -> None:
+    """Raise the error reply to a command of `RedisAddress.greeting`, unless it is harmless."""
+    if isinstance(reply, StoreUnreachable):
+        raise StoreUnreachable(f"{label}: {reply}", operation=command, reply=reply.reply)
+    if command == "ROLE" and isinstance(reply, list) and reply[0] != b"master":
+        raise StoreUnreachable(f"{label}: it is a {reply[0].decode()}, not the primary")
+    if not isinstance(reply, ServerError):
+        return
+    text = str(reply.reply)
+    if command == "AUTH":
+        # Old servers quote the arguments of a command that they refuse: keep the first word only.
+        word = text.partition(" ")[0]
+        raise ServerError(
+            f"{label}: the server refused the user and password of the URL ({word})",
+            operation=command,
+            reply=word,
+        )
+    # A user that may not set a client name may still use the server.
+    if command == "SELECT" or text.startswith("NOAUTH"):
+        raise ServerError(f"{label}: {reply}", operation=command, reply=text)
+
+
 class Connector:
-    """Opens connections to one address, with exponential backoff and jitter after failures.
+    """Opens connections to one server, with exponential backoff and jitter after failures.
 
     The first attempt after a lost connection is immediate. A connection that was closed because its
-    server was not ready counts as a failure too.
+    server was not ready counts as a failure too. With `locate`, the server is looked up at every
+    attempt, and must be a primary; `located` is the last one.
     """
 
     def __init__(
-        self, address: RedisAddress, *, name: str, timeout_ms: int, connect_timeout_ms: int
+        self,
+        dialer: Dialer,
+        address: RedisAddress,
+        locate: Callable[[], Awaitable[RedisAddress]] | None = None,
     ) -> None:
+        self._dialer = dialer
         self._address = address
-        self._name = "".join(c if "!" <= c <= "~" else "-" for c in name) or "tenure"
-        self._timeout_ms = timeout_ms
-        self._connect_timeout_ms = connect_timeout_ms
+        self._locate = locate
+        self.located: RedisAddress | None = None
         self._failures = 0
         self._not_before_s = float("-inf")
         self._shared: asyncio.Task[Connection] | None = None
@@ -449,10 +424,28 @@ class Connector:
         """A new connection for the caller alone."""
         await asyncio.sleep(max(0.0, self._not_before_s - asyncio.get_running_loop().time()))
         try:
-            return await self._attempt()
+            async with asyncio.timeout(self._dialer.connect_timeout_ms / 1000):
+                if self._locate is None:
+                    return await self._dialer.dial(self._address)
+                return await self._dial_located(self._locate)
+        except TimeoutError:
+            self.back_off()
+            hint = "; a port that does not speak TLS does this too" if self._address.tls else ""
+            raise StoreUnreachable(
+                f"{self._address.label}: no connection within "
+                f"{self._dialer.connect_timeout_ms} ms{hint}"
+            ) from None
         except StoreError:
             self.back_off()
             raise
+
+    async def _dial_located(self, locate: Callable[[], Awaitable[RedisAddress]]) -> Connection:
+        address = self.located = await locate()
+        connection = await self._dialer.dial(address, primary_only=True)
+        if self.located != address:
+            connection.drop("another primary was named")
+            raise StoreUnreachable(f"{address.label}: another primary took its place")
+        return connection
 
     def back_off(self) -> None:
         """The last connection failed: wait before the next one, longer each time."""
@@ -475,58 +468,77 @@ class Connector:
         if not task.cancelled():
             task.exception()  # retrieved, even if every caller was cancelled
 
-    async def _attempt(self) -> Connection:
-        address, loop = self._address, asyncio.get_running_loop()
-        connection = Connection(address.label, self._timeout_ms)
+
+# -- one server ------------------------------------------------------------------------------------
+
+_CLOSE_WITHIN_S = 1.0
+
+
+class Node:
+    """A client's connections to one server: `main`, which all calls share, and those that block."""
+
+    def __init__(self, connector: Connector, timeout_ms: int) -> None:
+        self.connector = connector
+        self.main: Connection | None = None
+        self._timeout_ms = timeout_ms
+        self._blocking: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._closed = False
+
+    async def ready(self) -> Connection:
+        """The shared connection, opened anew if it is lost."""
+        if self.main is None or self.main.lost:
+            if self.main is not None and self.main.not_ready:
+                self.main.not_ready = ""
+                self.connector.back_off()
+            self.main = await self.connector.connect_shared()
+        return self.main
+
+    async def block(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
+        """The replies to commands, of which the first blocks for `wait_ms`; errors are values."""
+        connection = await self._blocking_connection()
+        connection.timeout_ms = wait_ms + self._timeout_ms
         try:
-            async with asyncio.timeout(self._connect_timeout_ms / 1000):
-                if address.path:
-                    await loop.create_unix_connection(lambda: connection, address.path)
-                else:
-                    await loop.create_connection(
-                        lambda: connection, address.host, address.port, ssl=address.tls_context()
-                    )
-                await self._greet(connection)
-        except TimeoutError:
-            connection.drop("too slow to connect")
-            raise StoreUnreachable(
-                f"{address.label}: no connection within {self._connect_timeout_ms} ms"
-            ) from None
-        except OSError as error:
-            connection.drop("could not connect")
-            raise StoreUnreachable(f"{address.label}: cannot connect: {error}") from error
+            replies = await connection.send_many(packed)
         except BaseException:
-            connection.drop("gave up connecting")
+            connection.drop("the caller of a blocking command was cancelled")
+            self._blocking.discard(connection)
             raise
+        self._idle.append(connection)
+        return replies
+
+    async def _blocking_connection(self) -> Connection:
+        """A connection for one blocking command: an idle one, or a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost:
+                return connection
+            self._blocking.discard(connection)
+            if connection.not_ready:
+                self.connector.back_off()
+        connection = await self.connector.connect()
+        if self._closed:
+            connection.drop("the client was closed")
+            raise StoreUnreachable(f"{connection.label}: the client was closed")
+        self._blocking.add(connection)
         return connection
 
-    async def _greet(self, connection: Connection) -> None:
-        """AUTH, SELECT and CLIENT SETNAME in one write."""
-        commands = self._address.greeting(self._name)
-        try:
-            replies = await connection.send_many([encode(command) for command in commands])
-        except StoreError as error:
-            # Only the greeting was sent, so for the caller this is "could not connect".
-            raise StoreUnreachable(f"{error}".partition(";")[0]) from None
-        for command, reply in zip(commands, replies, strict=True):
-            check_greeting(self._address.label, str(command[0]), reply)
+    def drop(self, reason: str) -> None:
+        """Close all connections now; pending calls fail, later ones dial again."""
+        for connection in self._connections():
+            connection.drop(reason)
 
+    async def close(self) -> None:
+        """Close all connections for good."""
+        self._closed = True
+        await self.connector.cancel()
+        connections = self._connections()
+        self.drop("the client was closed")
+        self.main = None
+        self._blocking.clear()
+        self._idle.clear()
+        if connections:
+            await asyncio.wait([c.closed for c in connections], timeout=_CLOSE_WITHIN_S)
 
-def check_greeting(label: str, command: str, reply: Any) -> None:
-    """Raise the error reply to a command of `RedisAddress.greeting`, unless it is harmless."""
-    if isinstance(reply, StoreUnreachable):
-        raise StoreUnreachable(f"{label}: {reply}", operation=command, reply=reply.reply)
-    if not isinstance(reply, ServerError):
-        return
-    text = str(reply.reply)
-    if command == "AUTH":
-        # Old servers quote the arguments of a command that they refuse: keep the first word only.
-        word = text.partition(" ")[0]
-        raise ServerError(
-            f"{label}: the server refused the user and password of the URL ({word})",
-            operation=command,
-            reply=word,
-        )
-    # A user that may not set a client name may still use the server.
-    if command == "SELECT" or text.startswith("NOAUTH"):
-        raise ServerError(f"{label}: {reply}", operation=command, reply=text)
+    def _connections(self) -> list[Connection]:
+        return [*self._blocking, *([self.main] if self.main else [])]

@@ -6,13 +6,12 @@ import pytest
 
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.redis import Redis
+from tenure.store.redis_address import RedisAddress, parse_address
 from tenure.store.redis_connection import (
     MORE,
-    RedisAddress,
     command_name,
     encode,
     error_from_reply,
-    parse_address,
     reply_reader,
 )
 
