@@ -272,11 +272,19 @@ class SentinelSet:
         )
 
     def primary(self) -> Server:
-        """The primary, by redis-py and the first Sentinel that answers."""
-        places = [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
-        judge = redis_py.Sentinel(places, socket_timeout=1)
-        _, port = until(lambda: judge.discover_master(SERVICE), "a Sentinel names the primary")
+        """The primary, when all Sentinels that answer name the same one."""
+
+        def named() -> int | None:
+            ports = self._named()
+            return ports.pop() if len(ports) == 1 else None
+
+        port = until(named, "the Sentinels agree")
         return next(server for server in self.servers if server.port == port)
+
+    def _named(self) -> set[int]:
+        """The ports of the primaries that the Sentinels name."""
+        ask = "SENTINEL GET-MASTER-ADDR-BY-NAME"
+        return {int(each.admin.execute_command(ask, SERVICE)[1]) for each in self.sentinels}
 
     def fail_over(self) -> Server:
         """A planned failover; returns the new primary."""
@@ -286,13 +294,16 @@ class SentinelSet:
 
     def primary_other_than(self, before: Server) -> Server:
         """The primary, as soon as all Sentinels name another one than `before`."""
-
-        def ports() -> set[int]:
-            ask = "SENTINEL GET-MASTER-ADDR-BY-NAME"
-            return {int(s.admin.execute_command(ask, SERVICE)[1]) for s in self.sentinels}
-
-        until(lambda: before.port not in ports(), "another primary is named")
+        until(lambda: before.port not in self._named(), "another primary is named")
         return self.primary()
+
+    def is_whole(self) -> bool:
+        """Whether one server is the primary, and the Sentinels could replace it at once."""
+        roles = [server.admin.role()[0] for server in self.servers]
+        states = [each.admin.sentinel_master(SERVICE) for each in self.sentinels]
+        return roles.count(b"master") == 1 and all(
+            state["flags"] == "master" and state["num-slaves"] == 2 for state in states
+        )
 
     def end(self) -> None:
         """End all servers."""

@@ -88,7 +88,7 @@ class Sentinels:
         """The address of the primary, by the first Sentinel that answers."""
         query = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service)
         try:
-            sentinel, reply = await _first_answer(self._dialer, self._sentinels, *query)
+            sentinel, reply = await _first_answer(self._dialer, tuple(self._sentinels), *query)
         except StoreUnreachable as error:
             raise StoreUnreachable(f"{self._address.label}: no Sentinel answers: {error}") from None
         self._prefer(sentinel)
