@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tenure.store.embedded.programs import redis_program
 from tests.ports import free_port
@@ -41,7 +43,7 @@ def until(holds: Callable[[], Any], what: str, within_s: float = _START_WITHIN_S
         if found:
             return found
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.02)  # then look again
 
 
 class Server:
@@ -49,7 +51,7 @@ class Server:
 
     def __init__(self, folder: Path, port: int, *settings: str, sentinel: bool = False) -> None:
         self.port = port
-        self.admin: Any = redis_py.Redis(port=port, socket_timeout=5, retry=None)
+        self.admin: Any = redis_py.Redis(port=port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         self._folder = folder / str(port)
         self._folder.mkdir()
         self._config = self._folder / "server.conf"
@@ -59,13 +61,14 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
-    def start(self) -> None:
-        """Start it, with the data it had; returns when it answers."""
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, with the data it had; returns when it answers, unless told not to wait."""
         command = [str(redis_program()), str(self._config), *(["--sentinel"] * self._sentinel)]
         log = (self._folder / "log").open("ab")
         self._process = subprocess.Popen(command, stdout=log, stderr=log)
         log.close()
-        until(self.admin.ping, f"the server at {self.port} answers")
+        if wait:
+            until(self.admin.ping, f"the server at {self.port} answers")
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -246,11 +249,7 @@ class SentinelSet:
         first = self.servers[0]
         for server in self.servers[1:]:
             server.admin.replicaof("127.0.0.1", first.port)
-        for server in self.servers[1:]:
-            until(
-                lambda each=server: each.admin.info("replication")["master_link_status"] == "up",
-                "the replica follows",
-            )
+        until(lambda: all(map(_follows, self.servers[1:])), "the replicas follow")
         watch = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {first.port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
@@ -331,6 +330,10 @@ def sentinel_set() -> Generator[SentinelSet]:
             yield watched
         finally:
             watched.end()
+
+
+def _follows(server: Server) -> bool:
+    return bool(server.admin.info("replication")["master_link_status"] == "up")
 
 
 def stopped(server: Server) -> None:

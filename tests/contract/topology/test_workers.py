@@ -62,9 +62,9 @@ class Load:
                     assert answer.accepted, answer
                     break
                 except (StoreUnreachable, ReplyLost):
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # as a client would, before it tries again
             self.stored.append(job.job_id)
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(0.003)  # the rate of the load
         await queue.close()
 
     @asynccontextmanager
