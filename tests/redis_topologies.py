@@ -23,6 +23,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tenure.store.embedded.programs import redis_program
+from tenure.store.redis import locate
+from tenure.store.redis_address import parse_address
 from tests.ports import free_port
 
 NODE_TIMEOUT_MS = 1_500
@@ -339,6 +341,12 @@ def _follows(server: Server) -> bool:
 def stopped(server: Server) -> None:
     """SIGSTOP: the kernel answers for it, the program does not."""
     server.signal(signal.SIGSTOP)
+
+
+def one_server(url: str, tag: str) -> str:
+    """The URL of the one server that has the keys with this hash tag now."""
+    address = parse_address(url)
+    return url if address.topology == "single" else locate(address, f"{{{tag}}}").label
 
 
 def _text(raw: bytes | str) -> str:

@@ -417,7 +417,7 @@ class BulkRedis:
     ) -> None:
         address = parse_address(url) if isinstance(url, str) else url
         if address.topology != "single":
-            address = _locate(address, key)
+            address = locate(address, key)
         self._label = address.label
         self._reader = reply_reader()
         try:
@@ -499,7 +499,7 @@ class BulkRedis:
         return reply
 
 
-def _locate(address: RedisAddress, key: str) -> RedisAddress:
+def locate(address: RedisAddress, key: str) -> RedisAddress:
     """The primary that Sentinels name, or the node of a cluster that owns the key."""
     refusals = []
     for asked in address.servers():

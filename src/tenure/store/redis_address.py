@@ -184,8 +184,10 @@ def find_provider(name: str) -> Any:
 
 def parse_address(url: str) -> RedisAddress:
     """Parse a Redis URL; raises UsageError, whose message never contains the password."""
+    scheme, mark, rest = url.partition("://")
     try:
-        parts = urlsplit(url)
+        # In an option of another URL, such as a plane's `redis`, a plus means a blank.
+        parts = urlsplit(scheme.replace(" ", "+") + mark + rest)
         options = dict(
             parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         )
