@@ -138,7 +138,7 @@ class RedisCluster:
             server.admin.execute_command("CLUSTER MEET", "127.0.0.1", first.port)
         ranges = [(0, 5460), (5461, 10922), (10923, 16383)]
         for server, (start, end) in zip(self.servers, ranges, strict=False):
-            server.admin.execute_command("CLUSTER ADDSLOTSRANGE", start, end)
+            server.admin.execute_command("CLUSTER ADDSLOTS", *range(start, end + 1))
         count = len(self.servers)
         until(lambda: all(len(self.view(each)) == count for each in self.servers), "they met")
         for primary, replica in zip(self.servers[:3], self.servers[3:], strict=False):

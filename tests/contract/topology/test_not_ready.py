@@ -14,13 +14,14 @@ from tests.redis_topologies import Server
 from tests.waiting import until
 
 KEYS = 2_000
+VALUE = b"x" * 5_000  # it answers every two megabytes
 
 
 @pytest.fixture
 def slow_loader(tmp_path: Path) -> Generator[Server]:
     """It takes two seconds to load its data, and answers meanwhile."""
-    slow = ("key-load-delay 1000", "loading-process-events-interval-bytes 1024")
-    server = Server(tmp_path, free_port(), *slow, 'save ""')
+    slow = ("key-load-delay 1000", "rdbcompression no", 'save ""')
+    server = Server(tmp_path, free_port(), *slow)
     yield server
     server.end()
 
@@ -34,10 +35,10 @@ async def answer(client: Redis) -> object:
 
 
 async def test_a_server_that_loads_its_data_is_left_and_tried_again(slow_loader: Server) -> None:
-    slow_loader.admin.mset({f"k{n}": n for n in range(KEYS)})
+    slow_loader.admin.mset({f"k{n}": VALUE for n in range(KEYS)})
     slow_loader.admin.save()
     client = Redis(f"redis://127.0.0.1:{slow_loader.port}/0")
-    assert await answer(client) == b"1"
+    assert await answer(client) == VALUE
     slow_loader.kill()
     slow_loader.start(wait=False)
 
@@ -46,7 +47,7 @@ async def test_a_server_that_loads_its_data_is_left_and_tried_again(slow_loader:
         return isinstance(found, StoreUnreachable) and str(found.reply).startswith("LOADING")
 
     async def is_ready() -> bool:
-        return await answer(client) == b"1"
+        return await answer(client) == VALUE
 
     await until(is_loading)
     await until(is_ready)
