@@ -8,7 +8,6 @@ their own ids. redis-py asks and steers, so that the client under test does not 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -255,7 +254,7 @@ class SentinelSet:
         watch = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {first.port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
-            f"sentinel failover-timeout {SERVICE} 10000",
+            f"sentinel failover-timeout {SERVICE} 3000",
         )
         self.sentinels = [Server(folder, free_port(), *watch, sentinel=True) for _ in range(3)]
         until(self._know_each_other, "the Sentinels know each other and the replicas")
@@ -272,6 +271,10 @@ class SentinelSet:
             state["num-other-sentinels"] == 2 and state["num-slaves"] == 2 for state in states
         )
 
+    def owner(self, slot: int) -> Server:
+        """The primary, which has all slots."""
+        return self.primary()
+
     def primary(self) -> Server:
         """The primary, when all Sentinels that answer name the same one."""
 
@@ -287,7 +290,7 @@ class SentinelSet:
         ask = "SENTINEL GET-MASTER-ADDR-BY-NAME"
         return {int(each.admin.execute_command(ask, SERVICE)[1]) for each in self.sentinels}
 
-    def fail_over(self) -> Server:
+    def fail_over(self, slot: int = 0) -> Server:
         """A planned failover; returns the new primary."""
         before = self.primary()
         self.sentinels[0].admin.execute_command("SENTINEL FAILOVER", SERVICE)
@@ -336,11 +339,6 @@ def sentinel_set() -> Generator[SentinelSet]:
 
 def _follows(server: Server) -> bool:
     return bool(server.admin.info("replication")["master_link_status"] == "up")
-
-
-def stopped(server: Server) -> None:
-    """SIGSTOP: the kernel answers for it, the program does not."""
-    server.signal(signal.SIGSTOP)
 
 
 def one_server(url: str, tag: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.store.redis import BulkRedis, Redis
-from tests.redis_topologies import SERVICE, SentinelSet, stopped
+from tests.redis_topologies import SERVICE, SentinelSet
 from tests.waiting import until
 
 pytestmark = pytest.mark.few
@@ -67,7 +67,7 @@ async def test_a_primary_that_is_gone_is_replaced_in_time(
     hung = asyncio.create_task(client.block("BLPOP", "nothing", 60, wait_ms=60_000))
     await until(lambda: before.admin.info("clients")["blocked_clients"] > 0)
     if how == signal.SIGSTOP:
-        stopped(before)
+        before.signal(signal.SIGSTOP)
     else:
         before.kill()
     began = time.monotonic()
