@@ -6,8 +6,17 @@ import asyncio
 import hashlib
 import re
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -192,11 +201,17 @@ class Redis:
     ) -> None:
         address = self._address = parse_address(url)
         dialer = Dialer(name=name, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms)
-        self._sentinels = Sentinels(address, dialer) if address.topology == "sentinel" else None
+        sentinels = Sentinels(address, dialer) if address.topology == "sentinel" else None
         self._cluster = Cluster(address, dialer) if address.topology == "cluster" else None
-        locate = self._sentinels.locate if self._sentinels else None
-        self._node = Node(Connector(dialer, address, locate), timeout_ms)  # unused on a cluster
-        self._watch: asyncio.Task[None] | None = None
+        self._node = Node(  # unused on a cluster
+            Connector(dialer, address, sentinels.locate if sentinels else None), timeout_ms
+        )
+        self._watch: Callable[[], Coroutine[Any, Any, None]] | None = None
+        if sentinels is not None:
+            self._watch = partial(sentinels.watch, self._primary_is)
+        elif self._cluster is not None:
+            self._watch = self._cluster.watch
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -351,9 +366,9 @@ class Redis:
     async def close(self) -> None:
         """Close all connections; pending calls fail. A closed client cannot be used again."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         await self._node.close()
         if self._cluster is not None:
             await self._cluster.close()
@@ -368,8 +383,8 @@ class Redis:
             raise UsageError(
                 f"{self!r} belongs to another event loop; each loop (or thread) opens its own"
             )
-        if self._sentinels is not None and self._watch is None:
-            self._watch = asyncio.create_task(self._sentinels.watch(self._primary_is))
+        if self._watch is not None and self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
 
     def _primary_is(self, address: RedisAddress) -> None:
         """The Sentinels name this primary; connections to another one are closed."""

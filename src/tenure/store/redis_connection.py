@@ -193,6 +193,13 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_at(self._deadlines[0][1], self._check_overdue)
         transport.write(data)
 
+    def is_silent(self, for_s: float) -> bool:
+        """Whether a command that was sent so long ago has no answer."""
+        self._forget_answered()
+        if self.lost or not self._deadlines:
+            return False
+        return self._deadlines[0][1] - self.timeout_ms / 1000 + for_s < self._loop.time()
+
     def _forget_answered(self) -> None:
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= self._answered:
@@ -493,6 +500,10 @@ class Node:
                 self.connector.back_off()
             self.main = await self.connector.connect_shared()
         return self.main
+
+    def is_silent(self, for_s: float) -> bool:
+        """Whether a call on the shared connection waits so long for its answer."""
+        return self.main is not None and self.main.is_silent(for_s)
 
     async def block(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
         """The replies to commands, of which the first blocks for `wait_ms`; errors are values."""

@@ -227,6 +227,7 @@ def redirect_of(reply: Any) -> Redirect | None:
 # -- cluster ---------------------------------------------------------------------------------------
 
 _PATIENCE_S = 3.0
+_SILENT_S = 2.0
 _PAUSE_S_FIRST = 0.005
 _PAUSE_S_MAX = 0.2
 _ASKING = encode(("ASKING",))
@@ -319,6 +320,17 @@ class Cluster:
         await self._ask_map()
         nodes = {self._at(*place) for _, place in self._ranges}
         return [await node.ready() for node in nodes]
+
+    async def watch(self) -> None:
+        """Ask again when an owner is silent, because another one may have taken over.
+
+        Its connection would be given up only after `timeout_ms`. Runs until cancelled.
+        """
+        while True:
+            await asyncio.sleep(_SILENT_S)
+            if any(node.is_silent(_SILENT_S) for node in self._nodes.values()):
+                with contextlib.suppress(StoreUnreachable):
+                    await self._ask_map()
 
     async def close(self) -> None:
         """Close all connections."""
