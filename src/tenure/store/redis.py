@@ -386,12 +386,12 @@ class Redis:
         if self._watch is not None and self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
-    def _primary_is(self, address: RedisAddress) -> None:
+    def _primary_is(self, address: RedisAddress | None) -> None:
         """The Sentinels name this primary; connections to another one are closed."""
         connector = self._node.connector
         if connector.located is not None and connector.located != address:
             connector.located = address
-            self._node.drop(f"the Sentinels name another primary, {address.label}")
+            self._node.drop("the Sentinels replace this primary")
 
 
 def _text(key: Arg) -> str:

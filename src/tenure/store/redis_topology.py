@@ -71,18 +71,22 @@ async def _first_answer(dialer: Dialer, asked: Iterable[RedisAddress], *command:
 
 _RECONNECT_S = 0.5
 _SILENCE_S = 5.0  # then the Sentinel is asked whether it is still there
-# A Sentinel that leads a failover names the new primary from its promotion on, before it publishes
-# the switch. Every write to the old one in between is lost.
-_EVENTS = ("+switch-master", "+promoted-slave")
+# In the order in which the Sentinel that leads a failover publishes them. The others publish the
+# last one alone, and the old primary may accept writes for ten seconds more: they would be lost.
+_BEGINS = b"+failover-state-send-slaveof-noone"
+_EVENTS = (_BEGINS, b"+promoted-slave", b"+switch-master")
+_REPLACED_WITHIN_S = 5.0  # a failover that takes longer was given up
 
 
 class Sentinels:
-    """Asks Sentinels for the primary of a service, and watches for another one."""
+    """Asks Sentinels for the primary of a service, and watches all of them for another one."""
 
     def __init__(self, address: RedisAddress, dialer: Dialer) -> None:
         self._address = address
         self._dialer = dialer
-        self._sentinels = address.servers()
+        self._sentinels = address.servers()  # the one with the latest news first
+        self._leaving: tuple[str, int] | None = None
+        self._leaving_until = 0.0
 
     async def locate(self) -> RedisAddress:
         """The address of the primary, by the first Sentinel that answers."""
@@ -92,26 +96,49 @@ class Sentinels:
         except StoreUnreachable as error:
             raise StoreUnreachable(f"{self._address.label}: no Sentinel answers: {error}") from None
         self._prefer(sentinel)
-        return self._address.node(reply[0].decode(), int(reply[1]))
+        found = self._address.node(reply[0].decode(), int(reply[1]))
+        now = asyncio.get_running_loop().time()
+        if (found.host, found.port) == self._leaving and now < self._leaving_until:
+            raise StoreUnreachable(f"{found.label}: the Sentinels are replacing this primary")
+        return found
 
-    async def watch(self, changed: Callable[[RedisAddress], None]) -> None:
-        """Report the primary whenever a Sentinel may have another one; runs until cancelled."""
+    async def watch(self, changed: Callable[[RedisAddress | None], None]) -> None:
+        """Report the primary when it may be another one, None when it is about to be replaced.
+
+        Runs until cancelled.
+        """
+        await asyncio.gather(*(self._watch(each, changed) for each in tuple(self._sentinels)))
+
+    async def _watch(
+        self, sentinel: RedisAddress, changed: Callable[[RedisAddress | None], None]
+    ) -> None:
         while True:
-            sentinel = self._sentinels[0]
             with contextlib.suppress(OSError, StoreError, TimeoutError, hiredis.ProtocolError):
                 async with contextlib.aclosing(self._events(sentinel)) as events:
-                    async for _ in events:
+                    async for kind, channel, text in events:
+                        if kind == b"message":
+                            words = text.decode(errors="replace").split()
+                            if self._address.service not in words:
+                                continue
+                            self._prefer(sentinel)
+                            if channel == _BEGINS:
+                                self._leave(words)
+                                changed(None)
+                                continue
                         changed(await self.locate())
-            self._sentinels.remove(sentinel)  # the next one; this one is asked last
-            self._sentinels.append(sentinel)
             await asyncio.sleep(_RECONNECT_S)
+
+    def _leave(self, words: list[str]) -> None:
+        """`slave <name> <ip> <port> @ <service> <ip> <port>`: the last two are the old primary."""
+        self._leaving = (words[-2], int(words[-1]))
+        self._leaving_until = asyncio.get_running_loop().time() + _REPLACED_WITHIN_S
 
     def _prefer(self, sentinel: RedisAddress) -> None:
         self._sentinels.remove(sentinel)
         self._sentinels.insert(0, sentinel)
 
-    async def _events(self, sentinel: RedisAddress) -> AsyncGenerator[object]:
-        """One item when the subscription begins, because events were missed, and one an event."""
+    async def _events(self, sentinel: RedisAddress) -> AsyncGenerator[list[Any]]:
+        """The beginning of the subscription, because events were missed before, and each event."""
         async with asyncio.timeout(_ANSWER_WITHIN_S):
             reader, writer = await asyncio.open_connection(
                 sentinel.host, sentinel.port, ssl=sentinel.tls_context()
@@ -122,16 +149,17 @@ class Sentinels:
             parser = reply_reader()
             while True:
                 reply = parser.gets()
-                if reply is not MORE:
-                    if isinstance(reply, StoreError):
-                        raise reply
-                    if isinstance(reply, list) and reply[0] in (b"subscribe", b"message"):
-                        yield reply
-                    continue
-                data = await _read(reader, writer)
-                if not data:
-                    return
-                parser.feed(data)
+                if reply is MORE:
+                    data = await _read(reader, writer)
+                    if not data:
+                        return
+                    parser.feed(data)
+                elif isinstance(reply, StoreError):
+                    raise reply
+                elif isinstance(reply, list) and (
+                    reply[0] == b"message" or reply[:2] == [b"subscribe", _EVENTS[-1]]
+                ):
+                    yield reply
         finally:
             writer.close()
 
