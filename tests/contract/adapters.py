@@ -222,8 +222,10 @@ class Servers:
             return given
         kind = os.environ.get("TENURE_REDIS_TOPOLOGY")
         if kind:
-            made = {"cluster": redis_cluster, "sentinel": sentinel_set}[kind]()
-            self._topology_url = self._topology.enter_context(made).url
+            if kind == "cluster":
+                self._topology_url = self._topology.enter_context(redis_cluster()).url
+            else:
+                self._topology_url = self._topology.enter_context(sentinel_set()).url
             return self._topology_url
         if self._redis is None:
             self._redis = EmbeddedRedis(appendfsync="no")

@@ -216,6 +216,19 @@ async def test_a_slot_without_an_owner_counts_as_unreachable(
     await until(answers)
 
 
+async def test_a_call_whose_answer_was_lost_is_not_sent_again(
+    client: Redis, cluster: RedisCluster, key: str
+) -> None:
+    owner = cluster.owner(slot_of(key))
+    call = asyncio.create_task(client.call("BLPOP", key, 30))
+    await until(lambda: owner.admin.info("clients")["blocked_clients"] > 0)
+    owner.admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(ReplyLost, match="may have been executed"):
+        await call
+    assert await client.call("RPUSH", key, "v") == 1
+    assert await client.call("LLEN", key) == 1
+
+
 async def test_keys_of_several_slots_in_one_script_say_what_would_be_right(
     client: Redis, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ class Load:
         self.stored: list[str] = []
         self.done: set[str] = set()
         self.stopping = False
+        self.submitting: asyncio.Task[None] | None = None
 
     async def submit(self) -> None:
         """Submit until told to stop; a job counts when it is acknowledged."""
@@ -69,7 +70,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Submit and work; at the end every job that was stored since `mark` must be done."""
+        """Submit and work as long as the block lasts."""
 
         @task("work")
         async def work(job: Job) -> None:
@@ -79,14 +80,21 @@ class Load:
             [work], queues=[self.url], settings=Settings(concurrency=10, backoff_ms_max=500)
         )
         served = asyncio.ensure_future(worker.serve())
-        submitting = asyncio.create_task(self.submit())
+        self.submitting = asyncio.create_task(self.submit())
         await until(lambda: len(self.done) > 20)
         yield
         self.stopping = True
-        await submitting
+        await self.submitting
         assert not served.done(), "the worker went on"
         worker.stop()
         assert await served == 0
+
+    async def drained(self) -> None:
+        """Submit no more, and wait until every job that was stored has run."""
+        assert self.submitting
+        self.stopping = True
+        await self.submitting
+        await until(lambda: self.done >= set(self.stored), within_s=60)
 
     async def works_again(self) -> float:
         """How long it takes until a job that is stored from now on is done."""
@@ -121,8 +129,7 @@ async def test_a_busy_slot_moves_and_no_job_is_lost(contract: str, cluster: Redi
         for _ in range(MOVES):
             await asyncio.to_thread(move)
             await load.works_again()
-        load.stopping = True
-        await until(lambda: load.done >= set(load.stored), within_s=60)
+        await load.drained()
     verdict = check(await load.history(), quiesced=True)
     assert verdict.ok, str(verdict)
     assert verdict.jobs == len(load.stored)

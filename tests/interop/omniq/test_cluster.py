@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.interop.omniq.peer import Official, Ours
+from tests.interop.omniq.peer import Official, Ours, Party
 from tests.redis_topologies import RedisCluster, redis_cluster
 
 pytestmark = pytest.mark.few
@@ -25,7 +25,8 @@ async def test_what_one_publishes_the_other_takes_and_ends(
     official = Official("4.0.0", cluster.servers[0].port)
     ours = Ours(cluster.url)
     try:
-        for number, (publisher, taker) in enumerate([(official, ours), (ours, official)]):
+        parties: list[tuple[Party, Party]] = [(official, ours), (ours, official)]
+        for number, (publisher, taker) in enumerate(parties):
             job_id = f"j{number}"
             await publisher.ask("publish", queue=name, payload={"n": number}, job_id=job_id)
             job = await taker.ask("reserve", queue=name)
