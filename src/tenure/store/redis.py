@@ -298,9 +298,11 @@ class Redis:
     async def load(self, scripts: Iterable[Script]) -> None:
         """Load scripts into the server before they are needed.
 
-        `run` works without it, so it is no error if this user may not load scripts.
+        `run` works without it, so it is no error if this user may not load scripts. On a cluster,
+        where it is not known yet which server will be asked, it does nothing.
         """
-        await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
+        if self._cluster is None:
+            await self.pipeline([("SCRIPT", "LOAD", each.source) for each in scripts])
 
     async def scan(self, pattern: str | bytes, *more: Arg) -> AsyncIterator[list[bytes]]:
         """The keys that match, a page at a time; on a cluster of all its primaries."""

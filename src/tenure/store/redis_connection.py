@@ -501,6 +501,11 @@ class Node:
             self.main = await self.connector.connect_shared()
         return self.main
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the shared connection broke and was not opened again."""
+        return self.main is not None and self.main.lost
+
     def is_silent(self, for_s: float) -> bool:
         """Whether a call on the shared connection waits so long for its answer."""
         return self.main is not None and self.main.is_silent(for_s)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 
-from tenure.core.errors import ServerError, StoreError, StoreUnreachable
+from tenure.core.errors import ServerError, StoreError, StoreUnreachable, TenureError
 from tenure.store.redis_address import Arg, RedisAddress
 from tenure.store.redis_connection import (
     MORE,
@@ -113,7 +113,7 @@ class Sentinels:
         self, sentinel: RedisAddress, changed: Callable[[RedisAddress | None], None]
     ) -> None:
         while True:
-            with contextlib.suppress(OSError, StoreError, TimeoutError, hiredis.ProtocolError):
+            with contextlib.suppress(OSError, TenureError, ValueError, hiredis.ProtocolError):
                 async with contextlib.aclosing(self._events(sentinel)) as events:
                     async for kind, channel, text in events:
                         if kind == b"message":
@@ -183,7 +183,7 @@ _KEYLESS = frozenset(
     | {"PING", "ROLE", "SCAN", "SCRIPT", "TIME", "WAIT"}
 )
 _KEY_SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
-_STREAMS = frozenset({"XREAD", "XREADGROUP"})
+_STREAMS = {"XREAD": 1, "XREADGROUP": 4}  # after the names of group and consumer
 _SCRIPTS = frozenset({"EVAL", "EVALSHA"})
 
 
@@ -211,13 +211,13 @@ def guard_key(key: Arg) -> bytes:
 def key_of(command: Sequence[Arg]) -> Arg | None:
     """The first key of a command, None if it has none."""
     name = command_name(command).upper()
-    if name in _KEYLESS:
-        return None
     if name in _SCRIPTS:
         return command[3] if int(command[2]) else None
+    if name in _KEYLESS:
+        return None
     if name in _STREAMS:
         words = [command_name([word]).upper() for word in command]
-        return command[words.index("STREAMS") + 1]
+        return command[words.index("STREAMS", _STREAMS[name]) + 1]
     at = 2 if name in _KEY_SECOND else 1
     return command[at] if len(command) > at else None
 
@@ -297,6 +297,7 @@ class Cluster:
         self._suspect: set[Node] = set()  # could not be dialled
         self._starts: list[int] = []  # the first slots of the ranges, and their owners
         self._ranges: list[tuple[int, tuple[str, int]]] = []
+        self._places: list[tuple[str, int]] = []  # all nodes, replicas too: each can be asked
         self._owners: dict[int, Node] = {}  # of slots that were used; MOVED writes here
         self._home = 0  # the slot that was used last: keyless commands go there
         self._asking: asyncio.Task[None] | None = None
@@ -458,7 +459,7 @@ class Cluster:
     async def _node(self, slot: int) -> Node:
         """The owner of a slot; asks for it if unknown, or if the connection to it was lost."""
         node = self._known(slot)
-        if node is None or node in self._suspect or (node.main is not None and node.main.lost):
+        if node is None or node in self._suspect or node.is_lost:
             await self._ask_map()
             node = self._known(slot)
         if node is None:
@@ -498,7 +499,14 @@ class Cluster:
         if self._asking is None:
             self._asking = asyncio.create_task(self._read_map())
             self._asking.add_done_callback(self._asked)
-        await asyncio.shield(self._asking)
+        asking = self._asking
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if asking.cancelled() and not (caller and caller.cancelling()):
+                raise StoreUnreachable(f"{self._address.label}: the client was closed") from None
+            raise
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
@@ -506,7 +514,7 @@ class Cluster:
             task.exception()  # retrieved, even if every caller was cancelled
 
     async def _read_map(self) -> None:
-        places = [*self._nodes, *(each for each in self._address.hosts if each not in self._nodes)]
+        places = list({*self._places, *self._nodes, *self._address.hosts})
         # Those that failed last; the others in any order, so that clients do not all ask the same.
         random.shuffle(places)
         places.sort(key=self._failed)
@@ -519,24 +527,27 @@ class Cluster:
         ranges = sorted(slot_ranges(reply, address.host))
         self._starts = [start for start, _, _ in ranges]
         self._ranges = [(end, place) for _, end, place in ranges]
+        self._places = [_place(node, address.host) for _, _, *nodes in reply for node in nodes]
         self._owners.clear()
         owners = {place for _, place in self._ranges}
         for place in [place for place in self._nodes if place not in owners]:
-            # It owns nothing any more: what waits there would wait for ever if it hangs.
-            node = self._nodes.pop(place)
-            self._suspect.discard(node)
-            node.drop("it is no primary of the cluster any more")
+            node = self._nodes[place]
+            if node.main is None or node.main.lost or node.is_silent(_SILENT_S):
+                # It owns nothing any more: what waits there may wait for ever.
+                del self._nodes[place]
+                self._suspect.discard(node)
+                node.drop("it is no primary of the cluster any more")
 
     def _failed(self, place: tuple[str, int]) -> bool:
         node = self._nodes.get(place)
-        return node is not None and (
-            node in self._suspect or (node.main is not None and node.main.lost)
-        )
+        return node is not None and (node in self._suspect or node.is_lost)
 
 
 def slot_ranges(reply: Any, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered."""
-    return [
-        (start, end, ((primary[0] or b"").decode() or asked, int(primary[1])))
-        for start, end, primary, *_ in reply
-    ]
+    return [(start, end, _place(primary, asked)) for start, end, primary, *_ in reply]
+
+
+def _place(node: Any, asked: str) -> tuple[str, int]:
+    """Host and port of a node; one that does not know its own name has that by which we asked."""
+    return (node[0] or b"").decode() or asked, int(node[1])

@@ -18,7 +18,7 @@ import redis as redis_py
 from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable
 from tenure.store import redis_topology
 from tenure.store.redis import BulkRedis, Redis, Script, load_script
-from tenure.store.redis_topology import slot_of
+from tenure.store.redis_topology import key_of, slot_of
 from tests.redis_topologies import RedisCluster
 from tests.waiting import until
 
@@ -63,6 +63,37 @@ async def test_keys_lie_where_redis_py_finds_them(client: Redis, judge: Any) -> 
         assert slot_of(key) == judge.keyslot(key)
         await client.call("SET", key, key)
     assert [judge.get(key) for key in keys] == [key.encode() for key in keys]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("GET", "k"),
+        ("EVALSHA", "0" * 40, 2, "k", "l", "arg"),
+        ("XREAD", "COUNT", 1, "BLOCK", 5, "STREAMS", "k", "l", "0", "0"),
+        ("XREADGROUP", "GROUP", "streams", "c", "COUNT", 1, "STREAMS", "k", ">"),
+        ("XINFO", "STREAM", "k"),
+        ("XGROUP", "CREATE", "k", "g", "$"),
+        ("OBJECT", "ENCODING", "k"),
+        ("MEMORY", "USAGE", "k"),
+        ("BZPOPMIN", "k", "l", 1),
+        ("xadd", b"k", "*", "f", "v"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_first_key_of_a_command_is_the_one_that_the_server_names(
+    cluster: RedisCluster, command: tuple[Any, ...]
+) -> None:
+    keys = cluster.servers[0].admin.execute_command("COMMAND GETKEYS", *command)
+    found = key_of(command)
+    assert (found.decode() if isinstance(found, bytes) else found) == keys[0]
+
+
+@pytest.mark.parametrize("command", ["TIME", "PING", "INFO", "MULTI", "EXEC", "DBSIZE", "FLUSHALL"])
+def test_a_command_that_has_no_key_has_none_here(cluster: RedisCluster, command: str) -> None:
+    with pytest.raises(redis_py.ResponseError, match="no key arguments"):
+        cluster.servers[0].admin.execute_command("COMMAND GETKEYS", command)
+    assert key_of([command]) is None
 
 
 async def test_a_pipeline_over_all_nodes_is_answered_in_order(client: Redis, judge: Any) -> None:
