@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 import sys
+from typing import Any
 
 from tenure import Fatal, Job, exponential, task
 
@@ -40,7 +41,7 @@ def vector(words: list[str]) -> list[float]:
     return [x / length for x in sums]
 
 
-def embed_file(spark, source: str, target: str) -> dict[str, str]:
+def embed_file(spark: Any, source: str, target: str) -> dict[str, str]:
     """Write the vectors beside their ids; the reasons of those that have none, by id."""
     from tenure.pipeline import run_task
 

@@ -1,6 +1,6 @@
-"""What holds in every lane: skips are failures where they matter, and each lane is counted.
+"""What holds in every suite: skips are failures where they matter, and each suite is counted.
 
-bin/test runs pytest in up to three phases (see bin/lanes.py); `--phase` picks the tests of one.
+bin/test runs pytest in up to three phases (see bin/suites.py); `--phase` picks the tests of one.
 """
 
 import gc
@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ ONE_PROCESS = (
     "tests/tidy/test_site.py",
     "tests/tidy/test_structure.py",
 )
+# What takes long or keeps a processor busy, the longest first: spread among the many tests that
+# mostly wait.
+BUSY = (
+    "tests/fuzz/",
+    "tests/tidy/test_tools.py",
+    "tests/tidy/test_secrets.py",
+    "tests/tidy/test_commands.py",
+    "tests/chaos/sim/test_simulation.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,8 +74,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def lane_of(nodeid: str) -> str:
-    """`tests/unit/core/test_retry.py::test_x` is in lane `unit`."""
+def suite_of(nodeid: str) -> str:
+    """`tests/unit/core/test_retry.py::test_x` is in suite `unit`."""
     parts = nodeid.split("::")[0].split("/")
     return parts[1] if len(parts) > 2 else parts[0]
 
@@ -74,6 +83,31 @@ def lane_of(nodeid: str) -> str:
 def sharing(nodeid: str) -> str:
     """Which entry of `ONE_PROCESS` a test is of; nothing for those that share nothing."""
     return next((path for path in ONE_PROCESS if nodeid.startswith(path)), "")
+
+
+def place(nodeid: str, paths: Sequence[str]) -> int:
+    """Which of the paths a test is under; their number for none."""
+    return next((at for at, path in enumerate(paths) if nodeid.startswith(path)), len(paths))
+
+
+def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """What keeps to one process begins first; busy tests at equal distances among the others.
+
+    None of either is in the last fifth, so that nobody waits for it at the end.
+    """
+    shared = [item for item in items if sharing(item.nodeid)]
+    shared.sort(key=lambda item: place(item.nodeid, ONE_PROCESS))
+    rest = [item for item in items if not sharing(item.nodeid)]
+    busy = [item for item in rest if place(item.nodeid, BUSY) < len(BUSY)]
+    busy.sort(key=lambda item: place(item.nodeid, BUSY), reverse=True)
+    others = [item for item in rest if place(item.nodeid, BUSY) == len(BUSY)]
+    distance = max(1, len(others) * 4 // 5 // max(1, len(busy)))
+    mixed = []
+    for at, item in enumerate(others):
+        if busy and at % distance == 0:
+            mixed.append(busy.pop())
+        mixed.append(item)
+    return [*shared, *mixed, *reversed(busy)]
 
 
 class Scheduling(LoadScopeScheduling):
@@ -113,15 +147,12 @@ def phase_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the phase asked for."""
+    """Keep the tests of the phase asked for, in the order of `in_order`."""
     phase = config.getoption("--phase")
     if phase == "all":
         return
     # Left for the other phases, not deselected: whoever reads "deselected" should think of -k.
-    items[:] = [item for item in items if phase_of(item) == phase]
-    # What keeps to one process begins first: nobody waits for it at the end.
-    order = {path: at for at, path in enumerate(ONE_PROCESS)}
-    items.sort(key=lambda item: order.get(sharing(item.nodeid), len(order)))
+    items[:] = in_order([item for item in items if phase_of(item) == phase])
 
 
 def pytest_collection_finish() -> None:
@@ -143,6 +174,22 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Log lines of a test may hold half a surrogate pair, which xdist cannot send."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {name: _encodable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_encodable, value))
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
@@ -159,14 +206,14 @@ def _reason(longrepr: object) -> str:
 
 @pytest.fixture(scope="session")
 def servers() -> Generator[Any]:
-    """Of this process, for every lane whose tests keep to a name or a schema of their own."""
+    """Of this process, for every suite whose tests keep to a name or a schema of their own."""
     servers = import_module("tests.contract.adapters").Servers()
     yield servers
     servers.stop()
 
 
-class LaneTally:
-    """Counts tests and seconds by lane, and adds them to the file that bin/lanes.py sums up."""
+class SuiteTally:
+    """Counts tests and seconds by suite, and adds them to the file that bin/suites.py sums up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,9 +221,9 @@ class LaneTally:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        lane = lane_of(report.nodeid)
-        self._tests.setdefault(lane, set()).add(report.nodeid)
-        self._seconds[lane] += report.duration
+        suite = suite_of(report.nodeid)
+        self._tests.setdefault(suite, set()).add(report.nodeid)
+        self._seconds[suite] += report.duration
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -184,7 +231,7 @@ class LaneTally:
         names = ("passed", "failed", "error", "xfailed", "xpassed", "skipped", "deselected")
         part = {
             "outcomes": {name: len(stats.get(name, [])) for name in names},
-            "tests": {lane: len(nodeids) for lane, nodeids in self._tests.items()},
+            "tests": {suite: len(nodeids) for suite, nodeids in self._tests.items()},
             "seconds": dict(self._seconds),
         }
         with self._path.open("a") as file:
@@ -194,4 +241,4 @@ class LaneTally:
 def pytest_configure(config: pytest.Config) -> None:
     tally = os.environ.pop("TENURE_TALLY", None)  # not for a pytest that a test starts
     if tally and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(LaneTally(Path(tally)), "lane-tally")
+        config.pluginmanager.register(SuiteTally(Path(tally)), "suite-tally")

@@ -103,7 +103,7 @@ class QueueProducer:
         return {
             "argv": [
                 *("tenure", "worker", "tenure.transcode"),
-                *("--concurrency", str(concurrency), "--from", outbox),
+                *("--concurrency", str(concurrency), "--queue", outbox),
             ],
             "env": {"TENURE_VAULT_KEYS": ring},
         }

@@ -9,42 +9,75 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.core.errors import LeaseLost, TenureError
+    from tenure.client.client import Client
+    from tenure.client.handle import Handle
+    from tenure.core.errors import (
+        Conflict,
+        InvalidJob,
+        InvalidResult,
+        JobCancelled,
+        JobFailed,
+        LeaseLost,
+        NotFound,
+        QueueFull,
+        StoreUnreachable,
+        TenureError,
+        Timeout,
+    )
     from tenure.core.job import NewJob
     from tenure.core.outcome import Cancel, Fatal, Park, RateLimit, Retry, Snooze
     from tenure.core.registry import open_ledger, open_queue
     from tenure.core.retry import RetryPolicy, exponential, fixed
     from tenure.worker import Job, Worker, task
+    from tenure.worker.telemetry import sentry_scope
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Cancel",
+    "Client",
+    "Conflict",
     "Fatal",
+    "Handle",
+    "InvalidJob",
+    "InvalidResult",
     "Job",
+    "JobCancelled",
+    "JobFailed",
     "LeaseLost",
     "NewJob",
+    "NotFound",
     "Park",
+    "QueueFull",
     "RateLimit",
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "StoreUnreachable",
     "TenureError",
+    "Timeout",
     "Worker",
     "exponential",
     "fixed",
     "open_ledger",
     "open_queue",
+    "sentry_scope",
     "task",
 ]
 
 _HOME = {
-    "core.errors": ("LeaseLost", "TenureError"),
+    "client.client": ("Client",),
+    "client.handle": ("Handle",),
+    "core.errors": (
+        *("Conflict", "InvalidJob", "InvalidResult", "JobCancelled", "JobFailed", "LeaseLost"),
+        *("NotFound", "QueueFull", "StoreUnreachable", "TenureError", "Timeout"),
+    ),
     "core.job": ("NewJob",),
     "core.registry": ("open_ledger", "open_queue"),
     "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
     "core.retry": ("RetryPolicy", "exponential", "fixed"),
     "worker": ("Job", "Worker", "task"),
+    "worker.telemetry": ("sentry_scope",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

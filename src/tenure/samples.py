@@ -91,7 +91,7 @@ class SampleFlow:
 
     Flows are started and listed by `rank`; the queue of the first is what the other commands speak
     to. `produce` submits jobs until cancelled; an outbox has none, because its inbox fills it.
-    `handlers` are its sample handlers by task. `invitation` is a line of at most 80 columns that
+    `handlers` are its sample handlers by task. `hint` is a line of at most 80 columns that
     tells how to reach the queue with another program. `worker_url` is the URL for the worker, if it
     goes through the gateway. `needs` are modules of an optional extra.
     """
@@ -101,7 +101,7 @@ class SampleFlow:
     queue_url: Callable[[Stores], str]
     produce: Callable[[SampleContext], Coroutine[Any, Any, None]] | None = None
     handlers: Mapping[str, Callable[[Any], Awaitable[Any]]] | None = None
-    invitation: Callable[[Stores], str] | None = None
+    hint: Callable[[Stores], str] | None = None
     worker_url: Callable[[Stores], str] | None = None
     needs: tuple[str, ...] = ()
 

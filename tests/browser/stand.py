@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tenure import Job, exponential, task
 from tenure.core.job import NewJob
 from tenure.core.outcome import Fatal
+from tenure.core.portable import state_of
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Ledger
 from tenure.gateway.server import RunningGateway, serving
@@ -22,6 +23,7 @@ from tenure.gateway.settings import GatewaySettings
 from tenure.worker.config import Settings
 from tenure.worker.worker import Worker
 from tests.contract.adapters import Servers, Stage, adapters, served_url
+from tests.contract.gateway.embedded import served
 
 T = TypeVar("T")
 
@@ -113,6 +115,10 @@ class Stand:
 
         self.run(start())
 
+    def serve(self, app: Any) -> str:
+        """Serve an application by plain uvicorn; returns its URL."""
+        return self.run(self._stack.enter_async_context(served(app)))
+
     def submit(self, contract: str, *jobs: NewJob) -> list[str]:
         async def submit() -> list[str]:
             queue = open_queue(served_url(self.stages[contract]))
@@ -136,21 +142,14 @@ class Stand:
         return self.run(ask())
 
     def state(self, contract: str, job_id: str) -> str:
+        """The state of a job that all contracts share."""
         job = self.ask(contract, lambda ledger: ledger.get(job_id))
-        return job.state if job else "missing"
+        return state_of(job) if job else "missing"
 
-    def wait_for(self, contract: str, job_id: str, kinds: tuple[str, ...]) -> None:
-        """Until the job is of one of these kinds."""
-        from tenure.core.registry import machines
-        from tenure.dashboard.queues import kind_of
-
-        def reached() -> bool:
-            state = self.state(contract, job_id)
-            rests = kind_of(state) == "failed" and state not in machines()[contract].final
-            return kind_of(state) in kinds and not rests
-
+    def wait_for(self, contract: str, job_id: str, states: tuple[str, ...]) -> None:
+        """Until the job is in one of these states."""
         deadline = time.monotonic() + 20
-        while not reached():
+        while self.state(contract, job_id) not in states:
             assert time.monotonic() < deadline, f"{job_id} is {self.state(contract, job_id)}"
             time.sleep(0.05)  # a poll, bounded by the deadline
 
@@ -167,5 +166,5 @@ class Stand:
         urls = tuple(served_url(stage) for stage in self.stages.values())
         made = GatewaySettings(queues=urls, **{"port": 0, **settings})
         self.gateway = await self._stack.enter_async_context(serving(made))
-        for contract, served in zip(self.stages, self.gateway.gateway.queues, strict=True):
-            self.names[contract] = served.name
+        for contract, queue in zip(self.stages, self.gateway.gateway.queues, strict=True):
+            self.names[contract] = queue.name

@@ -256,7 +256,7 @@ def start_gateway(port: int, queue_url: str, folder: Path) -> subprocess.Popen[b
     command = [sys.executable, "-m", "tenure.cli", "gateway", "--port", str(port)]
     log = (folder / "gateway.log").open("ab")
     process = subprocess.Popen(
-        [*command, "--from", queue_url], stdout=log, stderr=log, env=dict(os.environ), cwd=folder
+        [*command, "--queue", queue_url], stdout=log, stderr=log, env=dict(os.environ), cwd=folder
     )
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

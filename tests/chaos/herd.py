@@ -166,7 +166,7 @@ class Herd:
 
 def worker_argv(url: str, *, concurrency: int, planted: Sequence[str] = ()) -> list[str]:
     """The real worker on the tasks of `tests.chaos.app`; `planted` (contract, fault) breaks it."""
-    command = ["worker", "tests.chaos.app", "--from", url, "--log-level", "warning"]
+    command = ["worker", "tests.chaos.app", "--queue", url, "--log-level", "warning"]
     command += ["--concurrency", str(concurrency)]
     if planted:
         return [sys.executable, "-m", "tests.chaos.planted", *planted, "tenure", *command]
@@ -183,7 +183,7 @@ def stubborn_argv(url: str, *, slots: int, work_ms: int, planted: Sequence[str] 
 
 def gateway_argv(url: str, port: int) -> list[str]:
     """The real gateway."""
-    command = ["gateway", "--from", url, "--port", str(port), "--log-level", "warning"]
+    command = ["gateway", "--queue", url, "--port", str(port), "--log-level", "warning"]
     return [sys.executable, "-m", "tenure.cli", *command]
 
 

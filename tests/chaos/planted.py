@@ -1,6 +1,6 @@
 """Breaks a contract on purpose, to see that the verdict notices: a check must be able to fail.
 
-    python -m tests.chaos.planted streams no-fence tenure worker tests.chaos.app --from URL
+    python -m tests.chaos.planted streams no-fence tenure worker tests.chaos.app --queue URL
     python -m tests.chaos.planted streams no-fence stubborn URL 4 400
 
 The fault lives in a mutated copy of a script, in this process only, never in src. A mutation that
@@ -76,7 +76,7 @@ _OMNIQ: dict[str, Edits] = {
         ),
     ),
     "no-reclaim": (
-        ("claim", "  due.reap(TEND, CHANCE, true)\n", ""),
+        ("claim", "  due.reap(UPKEEP_MAX, CHANCE, true)\n", ""),
         (
             "upkeep",
             "local reclaimed, buried = reap(BATCH, tonumber(ARGV[3]), true)",

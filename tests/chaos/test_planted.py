@@ -71,7 +71,6 @@ async def test_a_forgetful_submit_ends_in_doubled_jobs(tmp_path: Path, contract:
     assert found(report, "I4", "each was stored once, and nothing else was"), str(report)
 
 
-@pytest.mark.alone  # as without the fault, see test_blocking.py
 async def test_an_extend_that_extends_nothing_ends_in_leases_lost_for_no_reason(
     tmp_path: Path,
 ) -> None:

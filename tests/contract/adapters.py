@@ -42,6 +42,8 @@ CAPABILITIES = {
     "reject_event": "a refused write leaves a `reject` event in the journal",
     "token_in_journal": "the journal carries a hash of the lease's token",
     "lost_is_attempt": "a lease that ran out counts against the job's own attempts",
+    "stored_schedules": "its schedules are records, and workers store the jobs that are due",
+    "flows": "jobs can be chained and gathered",
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""

@@ -59,8 +59,9 @@ class PostgresProxy:
             writer.close()
 
     def takes_the_reply(self, statement: bytes) -> bool:
-        """Whether this executed statement is the one that goes unanswered; ours work on jobs."""
-        if b"_jobs" not in statement:
+        """Whether this executed statement is the one that goes unanswered; ours work on jobs, or
+        on the records beside a queue."""
+        if b"_jobs" not in statement and b"queue_records" not in statement:
             return False
         taken, self._armed = self._armed, False
         self.dropped += taken

@@ -19,7 +19,7 @@ from tenure.dashboard import finder, search
 from tenure.egress import EgressError
 from tenure.egress.guard import read_target
 from tenure.gateway import auth
-from tenure.gateway.http import dispatch
+from tenure.gateway.http import body as bodies
 from tenure.gateway.problems import Problem
 from tenure.store.redis_connection import parse_address
 from tenure.transcode.storage import read_request
@@ -66,7 +66,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], Sequence[str], tuple[type[Exce
         (TenureError,),
     ),
     "JSON": (
-        lambda text: dispatch.decode(JSON, text.encode(errors="surrogatepass")),
+        lambda text: bodies.decode(JSON, text.encode(errors="surrogatepass")),
         ['{"a": [1, 2.5, "x"], "b": {"c": null}}'],
         (Problem,),
     ),

@@ -16,7 +16,7 @@ from tests.fuzz.budget import SECONDS, SEED, TIMEOUT_S
 PER_S = 40
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.timeout(TIMEOUT_S)
 async def test_garbage_in_the_stores_loses_doubles_and_delays_no_good_job(tmp_path: Path) -> None:
     """Every contract on every engine, all at the same time."""

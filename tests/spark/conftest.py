@@ -1,6 +1,6 @@
-"""One Spark and one of each store for the whole lane: they start slowly, and none minds sharing.
+"""One Spark and one of each store for the whole suite: they start slowly, and none minds sharing.
 
-All tests here run in one process (see `ONE_PROCESS`), beside the other lanes.
+All tests here run in one process (see `ONE_PROCESS`), beside the other suites.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from random import Random
 
@@ -139,8 +140,17 @@ def test_every_kind_of_damage_is_found_in_its_job_and_called_by_its_number(
     assert {each.invariant for each in result.verdicts if each.violations} == wanted
 
 
+def _with_two_in_line() -> Recording:
+    """A history with two jobs of one priority, of which the second could be claimed first."""
+    for seed in range(20):
+        with contextlib.suppress(NotHere):
+            the_second_in_line_is_first(sound(seed), Random(1))
+            return sound(seed)
+    raise AssertionError("none of twenty histories has two such jobs")
+
+
 def test_an_overtaking_among_jobs_that_are_otherwise_sound_is_found(spark: SparkSession) -> None:
-    after = the_second_in_line_is_first(sound(0), Random(1))
+    after = the_second_in_line_is_first(_with_two_in_line(), Random(1))
     result, found = audited(spark, frame(spark, {"a": after.events, "b": sound(2).events}))
     assert result.looked_at == 0
     by_hand = {each.job_id for each in judged(after).violations if each.invariant == "I22"}

@@ -80,7 +80,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "with options": {
         "priority": [-3] * COUNT,
         "delay_ms": [60_000] * COUNT,
-        "gid": ["g é"] * COUNT,
         "max_attempts": [2] * COUNT,
     },
     "without options": {"priority": pa.nulls(COUNT, pa.int32()), "gid": pa.nulls(COUNT, "string")},
@@ -105,6 +104,17 @@ async def test_columns_leave_the_rows_that_a_submit_leaves(
     ]
     assert (await asyncio.to_thread(submit_all, by_row, renamed)).created == COUNT
     assert await stored(url, schema, "column") == await stored(url, schema, "row")
+
+
+async def test_a_group_is_left_to_a_submit_which_refuses_it(url: str) -> None:
+    jobs = batch(gid=["g é"] * COUNT)
+    box = open_columns(url)
+    assert box is not None
+    try:
+        assert (await box.store(jobs)).created == 0
+    finally:
+        await box.close()
+    assert (await put(url, jobs)).invalid == COUNT
 
 
 async def test_what_is_sent_again_is_there_and_what_is_missing_is_added(url: str) -> None:

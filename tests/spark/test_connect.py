@@ -26,7 +26,7 @@ async def test_a_connect_server_captures_audits_counts_and_reports(
         # A relative path is the client's; the server may run in another folder.
         captured, audited, reported = typed(
             tmp_path,
-            ["capture", "--once", streams_url],
+            ["capture", "--once", "-q", streams_url],
             ["audit", "--json"],
             ["report"],
             where=["--remote", address],

@@ -205,7 +205,7 @@ async def test_a_lake_that_is_gone_is_released_by_its_name(
     tmp_path: Path, box_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def typed(*words: str) -> tuple[int, str]:
-        command = ["pipeline", "capture", box_url, "--lake", str(tmp_path / "gone"), *words]
+        command = ["pipeline", "capture", "-q", box_url, "--lake", str(tmp_path / "gone"), *words]
         return run(command), capsys.readouterr().err
 
     await work(box_url, 2)

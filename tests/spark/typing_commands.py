@@ -19,17 +19,19 @@ HERE = [
 # A list of words is a command; a text is a program in Python. After each comes its exit code.
 # Spark is stopped at the end of each command; here one serves them all.
 RUNNER = """
-import json, sys
+import json, os, sys
 from pyspark.sql import SparkSession
 from tenure.cli.console import run
 SparkSession.stop = lambda self: None
-scope = {}
+scope, umask = {}, os.umask(0)
 for step in json.load(sys.stdin):
+    os.umask(umask)
     code = 0
     if isinstance(step, str):
         exec(step, scope)
     else:
-        code = run(step)
+        sys.argv[1:] = step
+        code = run()
     print(f"EXIT {code}", flush=True)
 """
 Step = list[str] | str
@@ -40,6 +42,7 @@ def typed(
     *steps: Step,
     where: Sequence[str] = HERE,
     environment: Mapping[str, str] | None = None,
+    umask: int = -1,
 ) -> list[tuple[int, str]]:
     """Exit code and stdout of each step; commands are told `where` Spark runs."""
     given = [step if isinstance(step, str) else ["pipeline", *step, *where] for step in steps]
@@ -51,6 +54,7 @@ def typed(
         env=clean
         | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         | dict(environment or {}),
+        umask=umask,
         capture_output=True,
         text=True,
         timeout=800,

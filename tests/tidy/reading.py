@@ -1,4 +1,4 @@
-"""Reads the project's own files for this lane, as text and as syntax trees; imports none."""
+"""Reads the project's own files for this suite, as text and as syntax trees; imports none."""
 
 import ast
 import fnmatch

@@ -53,11 +53,11 @@ TESTS = """\
 
     @pytest.mark.ALONE
     def test_that_stands_none(): pass
-""".replace("ALONE", "alone")  # bin/lanes.py looks for the mark's text, and this file is not marked
+""".replace("ALONE", "alone")  # bin/suites.py looks for this mark, which is not for this file
 
 
 class Copy:
-    """A copy of the project's commands with one lane of tests, and a PATH of its own."""
+    """A copy of the project's commands with one suite of tests, and a PATH of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "a path with spaces"
@@ -84,7 +84,7 @@ class Copy:
         path.write_text(text)
         path.chmod(0o755)
 
-    def lane(self, name: str, text: str) -> None:
+    def suite(self, name: str, text: str) -> None:
         folder = self.root / "tests" / name
         folder.mkdir(exist_ok=True)
         (folder / "test_more.py").write_text(dedent(text))
@@ -120,7 +120,7 @@ def copy(tmp_path: Path) -> Copy:
 def test_help_needs_no_environment_and_names_the_usage(copy: Copy) -> None:
     done = copy.run("bin/test", "--help")
     assert done.returncode == 0
-    assert done.stdout.startswith("bin/test [lane ...]")
+    assert done.stdout.startswith("bin/test [suite ...]")
     assert copy.syncs() == []
 
 
@@ -136,20 +136,20 @@ CROWDED = """\
 """
 
 
-@pytest.mark.parametrize("lane", ["unit", "chaos"])
-def test_a_failed_test_is_not_run_again(copy: Copy, lane: str) -> None:
-    copy.lane(lane, CROWDED)
+@pytest.mark.parametrize("suite", ["unit", "chaos"])
+def test_a_failed_test_is_not_run_again(copy: Copy, suite: str) -> None:
+    copy.suite(suite, CROWDED)
     done = copy.run("bin/test")
     assert done.returncode == 1
     assert "2 passed, 1 failed" in done.stdout
 
 
-def test_an_unknown_lane_is_an_error_that_lists_the_known_ones(copy: Copy) -> None:
-    copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
+def test_an_unknown_suite_is_an_error_that_lists_the_known_ones(copy: Copy) -> None:
+    copy.suite("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     (copy.root / "tests" / "browser").mkdir()
     done = copy.run("bin/test", "unti")
     assert done.returncode == 2
-    assert "no lane 'unti'; the lanes are: chaos, unit" in done.stderr
+    assert "no suite 'unti'; the suites are: chaos, unit" in done.stderr
 
 
 def test_the_environment_is_made_once_and_again_when_the_lock_changes(copy: Copy) -> None:
@@ -223,12 +223,12 @@ def apt(copy: Copy) -> Path:
     copy.program(copy.path / "id", "#!/bin/sh\necho 0\n")
     copy.program(copy.path / "curl", "#!/bin/sh\n")
     copy.program(copy.path / "ldconfig", "#!/bin/sh\necho libatomic.so.1\n")
-    copy.lane("interop", "def test_in_a_browser(): pass")
+    copy.suite("interop", "def test_in_a_browser(): pass")
     return log
 
 
 @pytest.mark.parametrize("words", [(), ("interop",), ("unit", "tests/interop/test_more.py")])
-def test_the_lanes_that_need_a_browser_bring_one_once(
+def test_the_suites_that_need_a_browser_bring_one_once(
     copy: Copy, apt: Path, words: tuple[str, ...]
 ) -> None:
     for _ in range(2):
@@ -246,7 +246,7 @@ def test_a_machine_without_curl_is_given_one(copy: Copy, apt: Path) -> None:
     assert "apt did not bring curl" in done.stderr
 
 
-def test_no_other_lane_and_not_up_asks_for_a_browser(copy: Copy, apt: Path) -> None:
+def test_no_other_suite_and_not_up_asks_for_a_browser(copy: Copy, apt: Path) -> None:
     assert copy.run("bin/test", "unit", "-k", "company").returncode == 0
     assert copy.run("bin/up").returncode == 0
     assert not apt.exists()
@@ -274,7 +274,7 @@ def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
     assert "tests that use chromium will fail" in done.stderr
 
 
-def test_the_lane_that_needs_promtool_and_nginx_takes_them_out_of_their_packages_once(
+def test_the_suite_that_needs_promtool_and_nginx_takes_them_out_of_their_packages_once(
     copy: Copy, apt: Path
 ) -> None:
     unpack = """\
@@ -283,7 +283,7 @@ def test_the_lane_that_needs_promtool_and_nginx_takes_them_out_of_their_packages
         chmod +x usr/*/*
     """
     copy.program(copy.path / "dpkg-deb", dedent(unpack))
-    copy.lane("contract", "def test_of_metrics(): pass")
+    copy.suite("contract", "def test_of_metrics(): pass")
     for _ in range(2):
         assert copy.run("bin/test", "contract").returncode == 0
     assert apt.read_text() == "download promtool\ndownload nginx\n"
@@ -391,14 +391,14 @@ def test_continuous_integration_fails_on_known_vulnerabilities_and_says_when_it_
 
 
 def test_a_failed_test_fails_the_run_whatever_the_audit_says(copy: Copy) -> None:
-    copy.lane("contract", "def test_that_fails(): assert 0")
+    copy.suite("contract", "def test_that_fails(): assert 0")
     for ends in "012":
         assert copy.run(".ci/run", "contract", AUDIT_ENDS=ends).returncode == 1
 
 
 def test_the_fuzzers_run_for_as_long_and_from_the_seed_as_asked(copy: Copy) -> None:
     said = "import os\ndef test_it(): print(os.environ['TENURE_FUZZ_S'], 'seconds')\n"
-    copy.lane("fuzz", said)
+    copy.suite("fuzz", said)
     done = copy.run("bin/fuzz", "--minutes", "3", "--seed", "5", "-s")
     assert done.returncode == 0
     assert "bin/fuzz: 3 minutes each, --seed 5" in done.stdout
@@ -423,7 +423,7 @@ def test_a_home_that_cannot_be_written_moves_the_cache_here(copy: Copy, tmp_path
 
 
 def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> None:
-    copy.lane("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
+    copy.suite("chaos", "def test_that_kills(): pass\n\ndef test_that_stops(): pass")
     done = copy.run(".ci/run")
     assert done.returncode == 0, done.stdout + done.stderr
     together, few, alone = done.stdout.split("test session starts")[1:]
@@ -433,22 +433,44 @@ def test_tests_that_stand_no_company_run_in_a_phase_of_their_own(copy: Copy) -> 
     assert "==== 4 passed, 0 failed in " in done.stdout
 
 
-def test_bytecode_is_kept_in_the_environment_even_where_it_is_not_wanted(copy: Copy) -> None:
-    done = copy.run("bin/test", PYTHONPYCACHEPREFIX="", PYTHONDONTWRITEBYTECODE="1")
-    assert done.returncode == 0, done.stdout + done.stderr
+# Notes each time it is imported, and whether that was only to compile it.
+NOTING = """\
+    import sys
+
+    with open("imported", "a") as file:
+        file.write(f"{'--collect-only' in sys.argv} ")
+
+    def test_it(): pass
+"""
+
+
+def test_bytecode_is_made_once_before_many_begin_and_kept_in_the_environment(copy: Copy) -> None:
+    """Even where the machine says that none is wanted."""
+    copy.suite("unit", NOTING)
+    for _ in range(2):
+        done = copy.run(
+            *("bin/test", "unit", "-k", "test_it"),
+            PYTHONPYCACHEPREFIX="",
+            PYTHONDONTWRITEBYTECODE="1",
+            TENURE_TEST_WORKERS="2",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     kept = copy.root / ".venv" / "bytecode"
     assert list(kept.rglob("test_one.*.pyc"))
     assert not list((copy.root / "tests").rglob("*.pyc"))
+    imported = (copy.root / "imported").read_text().split()
+    assert imported[0] == "True"
+    assert imported.count("True") == 1
 
 
-def test_npm_brings_the_packages_of_a_lane_while_its_tests_begin(copy: Copy) -> None:
-    copy.lane("interop", "def test_one(): pass")
+def test_npm_brings_the_packages_of_a_suite_while_its_tests_begin(copy: Copy) -> None:
+    copy.suite("interop", "def test_one(): pass")
     peer = copy.root / "tests" / "interop" / "peer"
     peer.mkdir()
     (peer / "package-lock.json").write_text("{}")
     (peer.parent / "npm.py").write_text("import sys; open('asked', 'w').write(sys.argv[1])")
-    for lane, asked in (("unit", ""), ("interop", str(peer))):
-        assert copy.run("bin/test", lane).returncode == 0
+    for suite, asked in (("unit", ""), ("interop", str(peer))):
+        assert copy.run("bin/test", suite).returncode == 0
         note = copy.root / "asked"
         assert (note.read_text() if note.exists() else "") == asked
 
@@ -459,15 +481,15 @@ def test_a_run_without_any_test_is_a_failure(copy: Copy) -> None:
     assert "no test ran" in done.stderr
 
 
-def test_a_lane_that_ran_nothing_is_a_failure(copy: Copy) -> None:
-    copy.lane("contract", "def not_a_test(): pass")
+def test_a_suite_that_ran_nothing_is_a_failure(copy: Copy) -> None:
+    copy.suite("contract", "def not_a_test(): pass")
     done = copy.run("bin/test")
     assert done.returncode == 5
     assert "no test ran in: contract" in done.stderr
 
 
 def test_a_failing_test_fails_the_command_and_is_counted(copy: Copy) -> None:
-    copy.lane("contract", "def test_that_fails(): assert 0")
+    copy.suite("contract", "def test_that_fails(): assert 0")
     done = copy.run("bin/test", "contract", "unit")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith("==== 2 passed, 1 failed in ")
@@ -484,7 +506,7 @@ def test_a_failing_test_fails_the_command_and_is_counted(copy: Copy) -> None:
     ids=["mark", "call", "module", "import"],
 )
 def test_a_skipped_test_is_a_failed_test(copy: Copy, skipping: str) -> None:
-    copy.lane("contract", skipping)
+    copy.suite("contract", skipping)
     done = copy.run("bin/test", "contract")
     assert done.returncode in (1, 2), done.stdout
     assert "skipped, which counts as failed here" in done.stdout

@@ -18,11 +18,10 @@ NAMED = re.compile(
 # Names that are no English words as well.
 OURS = re.compile(rf"(?:^|_)(?:{'|'.join(set(NAMES) - {'streams', 'plane', 'inbox'})})(?:_|$)")
 ALLOWED = {
-    ("cli/config.py", "streams"): "the contract of the queue that commands speak to by default",
+    ("core/config.py", "streams"): "the contract of the queue that is used by default",
     ("cli/keys.py", "streams"): "the quota of open event streams",
-    ("core/registry.py", "streams+redis"): "the example in the answer to what is no queue URL",
-    ("gateway/app.py", "streams"): "the quota of open event streams",
-    ("gateway/http/dispatch.py", "streams"): "routes that keep to the streams of a key",
+    ("gateway/http/guard.py", "streams"): "the quota of open event streams",
+    ("gateway/http/routes.py", "streams"): "routes that keep to the streams of a key",
     ("pipeline/source/journal.py", "streams+redis"): "the example in an error message",
     ("pipeline/source/writing.py", "streams+redis"): "the example in an error message",
 }

@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from detect_secrets.core.scan import scan_file
-from detect_secrets.settings import default_settings
+from detect_secrets.core.scan import _get_lines_from_file, scan_file
+from detect_secrets.settings import default_settings, get_plugins
 
 from tests.tidy.reading import ROOT
 
@@ -37,12 +37,29 @@ def part_of(name: str) -> str:
 
 def found_in(*names: str) -> list[str]:
     with default_settings():
+        plain: set[tuple[str, str]] = set()
         return [
             f"{name}:{secret.line_number}: {secret.type}"
             for name in names
+            if may_hold_secrets(ROOT / name, plain)
             for secret in scan_file(str(ROOT / name))
             if secret.secret_value not in NO_SECRETS
         ]
+
+
+def may_hold_secrets(path: Path, plain: set[tuple[str, str]]) -> bool:
+    """Whether any plugin finds anything before the filters, which only take away from it.
+
+    The plugins are asked without what goes on around each call, and once for equal lines of one
+    kind of file, which are kept in `plain`: that takes a quarter of the time.
+    """
+    plugins = get_plugins()
+    for lines in _get_lines_from_file(str(path)):
+        for line in {(path.suffix, each.rstrip()) for each in lines} - plain:
+            if any(plugin.analyze_line(str(path), line[1], 1) for plugin in plugins):
+                return True
+            plain.add(line)
+    return False
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part or "others")

@@ -30,7 +30,7 @@ FUNCTION_LINES_MAX = 70
 PACKAGE_MODULES_MAX = 12
 # `pipeline` is cut too small; the issue that rewrites it takes these two lines away.
 LARGER_PACKAGES = {
-    "core": 15,  # a word of the glossary each
+    "core": 18,  # a word of the glossary each
     "cli": 16,  # a group of commands each
     "pipeline/source": 16,
     "pipeline/audit": 14,
@@ -51,6 +51,8 @@ MACHINE_PATHS = re.compile(
     + "|".join(["ro" + "ot", "wo" + "rk", "ho" + "me/[a-z]", "Us" + "ers", "tm" + "p/[a-z]"])
     + r")(?:/|\b)"
 )
+# Modules that applications import, and nothing of ours.
+FOR_APPLICATIONS = {"tenure.sync", "tenure.testing"}
 MODULES = files(SRC, "*.py")
 
 
@@ -223,7 +225,8 @@ def looked_up_by(path: Path) -> set[str]:
 
 def entries() -> set[str]:
     project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
-    return {target.partition(":")[0] for target in project["scripts"].values()}
+    scripts = {target.partition(":")[0] for target in project["scripts"].values()}
+    return scripts | FOR_APPLICATIONS
 
 
 def test_every_module_is_used_by_another_one() -> None:

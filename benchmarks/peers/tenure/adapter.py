@@ -33,8 +33,11 @@ class Producer(QueueProducer):
 
     def gateway(self, port: int) -> dict[str, Any]:
         """How a user starts the gateway."""
-        argv = ["tenure", "gateway", "--from", URL, "--port", str(port)]
-        env = {  # thousands of followers come from one address
+        argv = ["tenure", "gateway", "--queue", URL, "--port", str(port)]
+        env = {  # the load comes from one address with one key: without the limits of a key
+            "TENURE_GATEWAY_RATE_PER_S": "0",
+            "TENURE_GATEWAY_DEPTH_PER_KEY": "0",
+            "TENURE_GATEWAY_STREAMS_PER_KEY": "20000",
             "TENURE_GATEWAY_CONNECTIONS_MAX": "20000",
             "TENURE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1",
         }

@@ -44,8 +44,14 @@ class Producer:
         """How a user starts the plane."""
         address = f"plane+http://127.0.0.1:{port}"
         self.far = open_queue(address)
-        argv = ["tenure", "gateway", "--from", URL, "--port", str(port)]
-        return {"argv": argv, "worker_env": {"BENCH_PLANE": address}}
+        argv = ["tenure", "gateway", "--queue", URL, "--port", str(port)]
+        env = {  # the load comes from one address with one key: without the limits of a key
+            "TENURE_GATEWAY_RATE_PER_S": "0",
+            "TENURE_GATEWAY_DEPTH_PER_KEY": "0",
+            "TENURE_GATEWAY_CONNECTIONS_MAX": "20000",
+            "TENURE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1",
+        }
+        return {"argv": argv, "env": env, "worker_env": {"BENCH_PLANE": address}}
 
     async def submit(self, task: str, argument: int) -> None:
         """One job over HTTP, as a producer somewhere else would."""

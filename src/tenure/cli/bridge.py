@@ -21,16 +21,16 @@ import click
 import msgspec
 from click.termui import progressbar
 
-from tenure.cli.config import with_options
-from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, note
+from tenure.cli.config import load_config, with_options
+from tenure.cli.console import Exit, Failed, emit, emit_text, json_option, needed_queue_option, note
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord, NewJob, Submitted
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
+from tenure.core.portable import State, own_words, portable_counts
 from tenure.core.registry import contract_of, open_ledger, open_queue, parse_url
 from tenure.core.seam import Ledger, Query, Queue
-from tenure.dashboard.queues import kind_of, states_of
-from tenure.dashboard.views import by_kind
+from tenure.dashboard.queues import states_of
 
 _BATCH = 100
 _CLAIM_WAIT_MS = 200
@@ -84,15 +84,14 @@ class Bridge:
 
     async def _held(self) -> list[JobRecord]:
         """The jobs that another bridge holds; this one holds none between two steps."""
-        states = await self._states("running")
+        states = await self._words("running")
         page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
         return [job for job in page.jobs if job.worker_id == _WORKER_ID]
 
-    async def _states(self, kind: str) -> tuple[str, ...]:
-        """The states of this kind in the source's contract."""
-        counts = await self.source_ledger.counts()
-        states = states_of(parse_url(self.from_url).contract, tuple(counts.states))
-        return tuple(state for state in states if kind_of(state) == kind)
+    async def _words(self, *states: State) -> tuple[str, ...]:
+        """The words of the source's contract for these states."""
+        counts, contract = await self.source_ledger.counts(), parse_url(self.from_url).contract
+        return own_words(contract, states, states_of(contract, tuple(counts.states)))
 
     async def _move(self, moved: Moved) -> None:
         while leases := await self.source.claim(_BATCH, wait_ms=_CLAIM_WAIT_MS):
@@ -130,7 +129,7 @@ class Bridge:
         await self.source.settle([Outcome(lease, "release") for lease in leases])
 
     async def _move_delayed(self, moved: Moved) -> None:
-        states, after = await self._states("waiting"), ""
+        states, after = await self._words("waiting", "scheduled"), ""
         while True:
             page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
             now_ms = time.time_ns() // 1_000_000
@@ -226,14 +225,14 @@ def _result(new_id: str) -> bytes:
 
 
 @click.command("bridge")
-@click.argument("from_url", metavar="FROM_URL")
-@click.argument("to_url", metavar="TO_URL")
+@needed_queue_option
+@click.option("--to", "to_url", metavar="QUEUE", required=True, help="Where the jobs go.")
 @click.option("--keep", is_flag=True, help="Keep the old job as done, instead of removing it.")
 @click.option("--plain", is_flag=True, help="Leave out groups and priorities.")
 @click.option("--with-workers", is_flag=True, help="Run although workers serve the old queue.")
 @json_option
 def bridge_command(
-    from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
+    queue_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool, as_json: bool
 ) -> int:
     """Move the waiting jobs of a queue to another one, of any contract, each exactly once.
 
@@ -242,8 +241,10 @@ def bridge_command(
     drops groups and priorities, for a queue without them.
 
     \b
-    tenure bridge 'bullmq+redis://127.0.0.1:6379/0?queue=mail' streams+redis://127.0.0.1:6379/0
+    tenure bridge --queue 'bullmq+redis://h/0?queue=mail' --to streams+redis://127.0.0.1:6379/0
     """
+    config = load_config()
+    from_url, to_url = config.text("queue_url", queue_url), config.url_of(to_url)
     if from_url == to_url:
         raise UsageError("both URLs name the same queue; a bridge needs two")
     moved = asyncio.run(_bridge(from_url, to_url, keep, plain, with_workers))
@@ -257,11 +258,8 @@ def bridge_command(
 
 
 async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_workers: bool) -> Moved:
-    ledger = open_ledger(from_url)
-    source, target = (
-        open_queue(without_lost_limit(from_url), worker_id=_WORKER_ID),
-        open_queue(to_url),
-    )
+    ledger, target = open_ledger(from_url), open_queue(to_url)
+    opened: list[Ledger | Queue] = [ledger, target]
     try:
         counts = await ledger.counts()
         workers = await _count_workers(ledger)
@@ -271,7 +269,10 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
                 f"{workers} workers serve the old queue and could run a job that is on its "
                 "way: stop them first (or say --with-workers)",
             )
-        waiting = by_kind(counts).get("waiting", 0)
+        states = portable_counts(parse_url(from_url).contract, counts.states)
+        waiting = states["waiting"] + states["scheduled"]
+        source = open_queue(without_lost_limit(from_url), worker_id=_WORKER_ID)
+        opened.append(source)
         with progressbar(length=waiting, label="moving", file=sys.stderr) as bar:
             bridge = Bridge(
                 from_url,
@@ -285,8 +286,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
             )
             return await bridge.run()
     finally:
-        for opened in (source, target, ledger):
-            await opened.close()
+        for each in reversed(opened):
+            await each.close()
 
 
 async def _count_workers(ledger: Ledger) -> int:

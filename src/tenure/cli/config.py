@@ -1,72 +1,25 @@
-"""Settings and where they come from: flags over TENURE_* over tenure.toml over defaults.
-
-Only this module reads the environment and settings files. `worker.concurrency` is
-`TENURE_WORKER_CONCURRENCY` in the environment and `concurrency` of the table `[worker]` in
-tenure.toml. A setting that may contain a secret (keys, URLs) can be read from a file, which
-`TENURE_LLM_KEY_FILE` or systemd's LoadCredential=TENURE_LLM_KEY names.
-
-A running `tenure up` writes `up.json` into its data folder, so that other commands find its queues.
-"""
+"""All settings, and what else commands read from their environment; see `core/config.py`."""
 
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
+from tenure.core import config as sources
+from tenure.core.config import DATA, QUEUE_URL, UP, RunningUp, Setting, running_up
 from tenure.core.errors import UsageError
-from tenure.store.files import why_untrusted, write_private
-
-_Kind = Literal["text", "integer", "number", "list"]
-_Value = str | int | float | list[str]
-
-_PREFIX = "TENURE_"
-DEFAULT_CONTRACT = "streams"
-
-DATA_FOLDER = ".tenure"
-"""The default of the setting `data`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting. The default "" means that a text is not set.
-
-    `alias` is a variable that a contract names; ours wins over it.
-    """
-
-    name: str
-    default: _Value
-    help: str
-    kind: _Kind = "text"
-    secret: bool = False
-    alias: str = ""
-
-    @property
-    def sensitive(self) -> bool:
-        """Whether it may contain a secret, and so may be read from a file."""
-        return self.secret or self.name.endswith(("url", "queues"))
-
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return _PREFIX + self.name.replace(".", "_").upper()
-
+from tenure.store.files import write_private
 
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting(
-            "queue_url",
-            f"{DEFAULT_CONTRACT}+redis://127.0.0.1:6379/0",
-            "the queue that commands use",
-        ),
+        QUEUE_URL,
         Setting("gateway_url", "", "submit and watch through this gateway instead of the store"),
         Setting("api_key", "", "the API key for that gateway", secret=True),
-        Setting("data", DATA_FOLDER, "the folder in which `tenure up` keeps its data"),
+        DATA,
         Setting("redis_url", "", "a Redis that `tenure up` uses instead of starting one"),
         Setting("postgres_url", "", "where `tenure up` keeps inbox and plane; else SQLite"),
         Setting("log_level", "info", "debug, info, warning or error"),
@@ -158,7 +111,8 @@ SETTINGS = {
             "how long jobs without a handler wait for one",
             "number",
         ),
-        Setting("worker.metrics_port", 0, "the port for Prometheus metrics; 0: none", "integer"),
+        Setting("worker.metrics_host", "127.0.0.1", "the address for metrics and health"),
+        Setting("worker.metrics_port", 0, "the port for metrics and health; 0: none", "integer"),
         Setting("worker.otlp_url", "", "a collector for spans, such as http://127.0.0.1:4318"),
         Setting("llm.url", "", "an OpenAI-compatible server, such as http://127.0.0.1:8080/v1"),
         Setting("llm.model", "", "the model to use; empty: the first one that the server lists"),
@@ -195,7 +149,7 @@ SETTINGS = {
         Setting(
             "transcode.require",
             [],
-            "parts of ffmpeg's cage without which no worker starts: network, files, syscalls",
+            "sandbox features without which the worker refuses to start: network, files, syscalls",
             "list",
         ),
         Setting("transcode.readable", [], "further paths that ffmpeg may read", "list"),
@@ -208,59 +162,16 @@ SETTINGS = {
 }
 
 
-_FILE_NAME = "tenure.toml"
-_UP = "`tenure up`"
 _WATCHDOG = ("WATCHDOG_PID", "WATCHDOG_USEC")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A setting's value and where it was found."""
-
-    value: _Value
-    origin: str
-
-
-class Config:
-    """The settings of this process; a flag wins over all other sources."""
+class Config(sources.Config):
+    """The settings of a command."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self._environment = environment
-        self._folder = folder
-        self._file, self._table = _read_file(environment, folder)
-
-    def find(self, name: str, flag: _Value | None = None) -> Found:
-        """The value of a setting and its origin."""
-        setting = SETTINGS[name]
-        if flag is not None and flag != []:
-            return Found(flag, "flag")
-        return (
-            self._from_environment(setting)
-            or self._from_file(setting)
-            or self._from_running_up(setting)
-            or Found(setting.default, "default")
-        )
-
-    def text(self, name: str, flag: str | None = None) -> str:
-        return str(self.find(name, flag).value)
-
-    def integer(self, name: str, flag: int | None = None) -> int:
-        return int(cast("int", self.find(name, flag).value))
-
-    def number(self, name: str, flag: float | None = None) -> float:
-        return float(cast("float", self.find(name, flag).value))
-
-    def texts(self, name: str, flag: tuple[str, ...] = ()) -> list[str]:
-        return list(cast("list[str]", self.find(name, list(flag)).value))
-
-    def is_set(self, name: str) -> bool:
-        """Whether a flag, variable or file sets this."""
-        return self.find(name).origin != "default"
-
-    @property
-    def data(self) -> Path:
-        """The data folder, absolute."""
-        return (self._folder / Path(self.text("data")).expanduser()).absolute()
+        super().__init__(environment, folder, SETTINGS)
+        for name in self._table:
+            _check_name(self._file, name)
 
     @property
     def unknown_variables(self) -> list[str]:
@@ -270,46 +181,15 @@ class Config:
         import difflib
 
         unknown = [
-            name for name in self._environment if name.startswith(_PREFIX) and name not in known
+            name for name in self._environment if name.startswith("TENURE_") and name not in known
         ]
         return sorted(n for n in unknown if difflib.get_close_matches(n, known, n=1, cutoff=0.85))
 
-    def _from_environment(self, setting: Setting) -> Found | None:
-        name = setting.variable
-        if text := self._environment.get(name):
-            return Found(_parse(setting, text, name), f"environment {name}")
-        if setting.alias and (text := self._environment.get(setting.alias)):
-            return Found(_parse(setting, text, setting.alias), f"environment {setting.alias}")
-        if not setting.sensitive:
-            return None
-        if path := self._environment.get(f"{name}_FILE"):
-            return Found(_read_secret(setting, path, f"{name}_FILE"), f"environment {name}_FILE")
-        credentials = self._environment.get("CREDENTIALS_DIRECTORY")
-        if credentials and (Path(credentials) / name).is_file():
-            found = _read_secret(setting, f"{credentials}/{name}", name)
-            return Found(found, f"credential {name}")
-        return None
-
-    def _from_file(self, setting: Setting) -> Found | None:
-        if setting.name in self._table:
-            return Found(
-                _parse(setting, self._table[setting.name], str(self._file)), str(self._file)
-            )
-        path = self._table.get(f"{setting.name}_file") if setting.sensitive else None
-        origin = str(self._file)
-        return Found(_read_secret(setting, str(path), origin), origin) if path else None
-
-    def _from_running_up(self, setting: Setting) -> Found | None:
-        if setting.name not in ("queue_url", "redis_url"):
-            return None
-        up = running_up(self.data)
-        return Found(getattr(up, setting.name), f"{_UP} in {self.data}") if up else None
-
-    def queue_urls(self) -> list[str]:
-        """The queues to show: the configured ones, else all of a running `tenure up`."""
-        named = self.texts("worker.queues")
+    def queue_urls(self, flag: tuple[str, ...] = ()) -> list[str]:
+        """The queues to show: the given or configured ones, else all of a running `tenure up`."""
+        named = self.texts("worker.queues", flag)
         found = self.find("queue_url")
-        up = None if named or not found.origin.startswith(_UP) else running_up(self.data)
+        up = None if named or not found.origin.startswith(UP) else running_up(self.data)
         return named or (up.queues if up else []) or [str(found.value)]
 
 
@@ -376,70 +256,9 @@ def notify_address() -> tuple[str, int]:
     return os.environ.get("NOTIFY_SOCKET", ""), watchdog_ms
 
 
-def _read_file(environment: Mapping[str, str], folder: Path) -> tuple[Path, dict[str, Any]]:
-    named = environment.get("TENURE_CONFIG")
-    path = folder / Path(named or _FILE_NAME).expanduser()
-    if not path.exists():
-        if named:
-            raise UsageError(f"TENURE_CONFIG names {path}, which does not exist")
-        return path, {}
-    import tomllib
-
-    try:
-        table = _flatten(tomllib.loads(_read_trusted(path, chosen=bool(named))))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    for name in table:
-        _check_name(path, name)
-    return path, table
-
-
-def _read_trusted(path: Path, *, chosen: bool) -> str:
-    """The text of a regular file; raises if other users could have written it.
-
-    Settings decide where jobs and secrets are sent. `chosen` means that the user named the file.
-    """
-
-    def at_once(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # opening a FIFO would wait for a writer
-
-    with open(path, encoding="utf-8", opener=at_once) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path} is no regular file; settings and secrets are read from one")
-        why = why_untrusted(found, chosen=chosen)
-        if not chosen and not why:
-            why = why_untrusted(path.lstat())  # another user's link to a file of ours
-        if why:
-            named = "" if chosen else " (one that TENURE_CONFIG names may be another user's)"
-            raise UsageError(
-                f"{path} {why}, who could send jobs and secrets elsewhere; it must be yours or "
-                f"root's{named}, and not open to all: `chmod o-w {path}`"
-            )
-        if not chosen and found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid():
-            from tenure.core.encoding import printable
-
-            warning = f"warning: {path} can be written by group {found.st_gid}: `chmod g-w {path}`"
-            sys.stderr.write(printable(warning) + "\n")
-        return file.read()
-
-
-def read_secret_file(path: str) -> str:
-    """The text of a file that an option or setting names."""
-    return _read_trusted(Path(path).expanduser(), chosen=True).strip()
-
-
-def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= {f"{key}.{inner}": found for inner, found in value.items()}
-        else:
-            flat[key] = value
-    return flat
-
-
 def _check_name(path: Path, name: str) -> None:
+    if name.startswith("queues."):
+        return
     known = [*SETTINGS, *(f"{s.name}_file" for s in SETTINGS.values() if s.sensitive)]
     if name not in known:
         import difflib
@@ -449,93 +268,14 @@ def _check_name(path: Path, name: str) -> None:
         raise UsageError(f"{path}: there is no setting {name!r}{hint}")
 
 
-def _parse(setting: Setting, raw: Any, where: str) -> _Value:
-    try:
-        match setting.kind:
-            case "text" if isinstance(raw, str):
-                return raw
-            case "integer" if not isinstance(raw, bool | float) and is_storable(int(raw)):
-                return int(raw)
-            case "number" if not isinstance(raw, bool) and is_storable(float(raw)):
-                return float(raw)
-            case "list":
-                parts = raw.split("\n" if "\n" in raw else ",") if isinstance(raw, str) else raw
-                return [str(part).strip() for part in parts if str(part).strip()]
-    except (TypeError, ValueError):
-        pass
-    raise UsageError(
-        f"{where}: {setting.name} is {repr(raw)[:80]}, which is not a valid {setting.kind}"
-    )
-
-
-def is_storable(number: float) -> bool:
-    """Whether stores and clocks can represent this number.
-
-    >>> [is_storable(number) for number in (0, -1.5, 2**53, float("inf"), float("nan"), 10**400)]
-    [True, True, True, False, False, False]
-    """
-    return abs(number) <= 2**53
-
-
-def _read_secret(setting: Setting, path: str, where: str) -> _Value:
-    """The value in a file; a list has one line per item."""
-    try:
-        text = read_secret_file(path)
-    except OSError as error:
-        raise UsageError(f"{where}: the secret's file cannot be read: {error}") from None
-    return _parse(setting, text.splitlines() if setting.kind == "list" else text, where)
-
-
-_UP_FILE = "up.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningUp:
-    """The process and the addresses of a running `tenure up`.
-
-    `queue_url` is the first of the `queues` that its worker serves.
-    """
-
-    pid: int
-    gateway_url: str
-    queue_url: str
-    redis_url: str
-    started_ms: int
-    queues: list[str] = field(default_factory=list)
-
-
-def running_up(folder: Path) -> RunningUp | None:
-    """The `tenure up` that uses this data folder, if its process is alive.
-
-    A file of another user is ignored: it could send our jobs to a store of theirs.
-    """
-    import msgspec
-
-    try:
-        with (folder / _UP_FILE).open("rb") as file:
-            is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
-            up = msgspec.json.decode(file.read(), type=RunningUp)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return up if is_ours and _is_alive(up.pid) else None
-
-
 def announce_up(folder: Path, up: RunningUp) -> None:
     """Write `up.json` atomically; it contains a password, so only its owner may read it."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(up), indent=2).decode()
-    write_private(folder / _UP_FILE, text + "\n")
+    write_private(folder / sources.UP_FILE, text + "\n")
 
 
 def withdraw_up(folder: Path) -> None:
     """Remove `up.json`."""
-    (folder / _UP_FILE).unlink(missing_ok=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)  # another user's process
-    return True
+    (folder / sources.UP_FILE).unlink(missing_ok=True)

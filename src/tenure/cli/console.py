@@ -25,11 +25,10 @@ import click
 from tenure.cli.config import (
     colours_wanted,
     debug_wanted,
-    is_storable,
     load_config,
-    running_up,
 )
 from tenure.core import errors
+from tenure.core.config import is_storable, running_up
 from tenure.core.encoding import CONTROL_CHARS, escaped, one_line
 
 if TYPE_CHECKING:
@@ -208,9 +207,10 @@ def paint(text: str, colour: str, stream: Any = None) -> str:
     return f"{_MARK}[{_COLOURS[colour]}m{text}{_MARK}[0m"
 
 
-def paint_state(state: str) -> str:
-    """A state in its colour."""
-    return paint(state, _STATE_COLOURS.get(state, ""))
+def paint_state(state: str, own: str = "") -> str:
+    """A state in its colour, with the contract's own word for it if that is another."""
+    word = f" ({own})" if own and own != state else ""
+    return paint(state, _STATE_COLOURS.get(state, "")) + paint(word, "dim")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -249,25 +249,17 @@ def _visible(text: str) -> int:
 _JSON_FIELDS = ("payload", "result", "error", "progress")
 
 
-def is_final(state: str, contract: str = "") -> bool:
-    """Whether a job in this state has ended, in its contract or else in any.
-
-    >>> is_final("failed"), is_final("failed", "inbox"), is_final("dead_letter", "inbox")
-    (True, False, True)
-    """
-    from tenure.core.registry import find_contract, machines
-
-    found = find_contract(contract) if contract else None
-    if found is not None:
-        return state in found.machine.final
-    return state.lower() in {name.lower() for each in machines().values() for name in each.final}
-
-
 def job_object(record: JobRecord) -> dict[str, Any]:
-    """The job for `--json`: JSON fields are decoded, and empty ones are None."""
+    """The job for `--json`: JSON fields are decoded, and empty ones are None.
+
+    `state` is the one that all contracts share, `own_state` the contract's word.
+    """
     import msgspec
 
+    from tenure.core.portable import state_of
+
     view: dict[str, Any] = msgspec.to_builtins(record, builtin_types=(bytes,))
+    view |= {"state": state_of(record), "own_state": record.state}
     for field in _JSON_FIELDS:
         view[field] = plain_json(view[field])
     return view
@@ -303,6 +295,7 @@ _TABLE = (
     ("pause", "queues", "Stop handing out jobs; running jobs continue."),
     ("resume", "queues", "Hand out jobs again."),
     ("queues", "queues", "Show how many jobs are in which state."),
+    ("schedules", "queues", "Show when which jobs are stored, and remove a schedule."),
     ("outbox", "queues", "List events to be delivered, and send them again."),
     ("workers", "monitor", "Show the workers and their jobs."),
     ("dead", "monitor", "Show failed jobs by error class, retry or remove a class."),
@@ -331,8 +324,17 @@ Answer = TypeVar("Answer")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 queue_option = click.option(
-    "--queue", "-q", "queue_url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL."
-)
+    "--queue", "-q", "queue_url", metavar="QUEUE",
+    help="A URL, or a name in tenure.toml; default: TENURE_QUEUE_URL.",
+)  # fmt: skip
+needed_queue_option = click.option(
+    "--queue", "-q", "queue_url", metavar="QUEUE", required=True,
+    help="A URL, or a name in tenure.toml.",
+)  # fmt: skip
+queues_option = click.option(
+    "--queue", "-q", "queue_urls", metavar="QUEUE", multiple=True,
+    help="A URL, or a name in tenure.toml; repeatable.",
+)  # fmt: skip
 
 _MASK = ":***@"
 _PASSWORD = re.compile(r"://[^/@\s]*:(?!\*\*\*@)[^/@\s]+@")

@@ -16,9 +16,10 @@ from typing import Any
 import click
 
 from tenure.cli.config import Config, load_config
-from tenure.cli.console import Exit, answer, json_option, paint
+from tenure.cli.console import Exit, answer, json_option, paint, queues_option
 from tenure.cli.gateway_client import fetch
 from tenure.core.errors import ServerError, StoreError, TenureError
+from tenure.core.portable import portable_counts
 from tenure.core.registry import (
     Finding,
     QueueUrl,
@@ -30,7 +31,6 @@ from tenure.core.registry import (
     paused_finding,
 )
 from tenure.core.seam import Counts
-from tenure.dashboard.views import by_kind
 from tenure.store.redis import Redis
 
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
@@ -45,18 +45,18 @@ _OPEN_S_MAX = 300
 
 
 @click.command("doctor")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def doctor_command(queue_urls: tuple[str, ...], as_json: bool) -> int:
     """Check this machine, the queues and their stores; exit code 8 if there is a problem.
 
     \b
     tenure doctor
-    tenure doctor 'inbox+postgresql://user@host/db' --json
+    tenure doctor --queue 'inbox+postgresql://user@host/db' --json
     """
     config = load_config()
     findings = _machine_findings(config)
-    for url in list(queue_urls) or config.queue_urls():
+    for url in config.queue_urls(queue_urls):
         found = asyncio.run(_queue_findings(url))
         # Queues may share a store: its findings are shown once.
         findings += [finding for finding in found if finding not in findings]
@@ -189,14 +189,14 @@ async def _ledger_findings(url: str) -> list[Finding]:
 
 
 def _count_findings(name: str, counts: Counts) -> list[Finding]:
-    kinds = by_kind(counts)
-    waiting, failed = kinds.get("waiting", 0), kinds.get("failed", 0)
+    states = portable_counts(parse_url(name).contract, counts.states)
+    waiting, failed = states["waiting"], states["failed"]
     return [
         make_finding(
             "workers",
             f"{counts.workers}, and {waiting} jobs wait",
             bad=bool(waiting and not counts.workers and not counts.paused),
-            remedy=f"start one: tenure worker app.py --from '{name}'",
+            remedy=f"start one: tenure worker app.py --queue '{name}'",
         ),
         paused_finding(counts.paused, f"tenure resume --queue '{name}'"),
         make_finding(
@@ -211,7 +211,7 @@ def _count_findings(name: str, counts: Counts) -> list[Finding]:
             f"{failed} jobs failed for good",
             bad=bool(failed),
             level="note",
-            remedy=f"tenure dead '{name}' groups them by error",
+            remedy=f"tenure dead --queue '{name}' groups them by error",
         ),
     ]
 
@@ -235,7 +235,7 @@ def _remote_findings(url: QueueUrl) -> list[Finding]:
     found: list[Finding] = []
     store, name = url.store, url.safe
     for check, path, remedy in (
-        ("gateway", "/livez", f"start it: tenure gateway --from {url.contract}+sqlite:///jobs.db"),
+        ("gateway", "/livez", f"start it: tenure gateway --queue {url.contract}+sqlite:///jobs.db"),
         ("gateway ready", "/readyz?verbose", "its store does not answer: tenure doctor there"),
     ):
         try:
@@ -283,7 +283,7 @@ async def _redis_findings(redis: Redis, name: str) -> list[Finding]:
         after_ms = time.time() * 1000
         lines = (await redis.call("INFO")).decode(errors="replace").splitlines()
     except StoreError as error:
-        remedy = "start it (`tenure up` brings one along) or name another: tenure doctor URL"
+        remedy = "start it (`tenure up` brings one along) or name another with --queue"
         return [Finding("problem", "reachable", f"{name}: {error}", remedy)]
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     skew_ms = int(clock[0]) * 1000 + int(clock[1]) / 1000 - (before_ms + after_ms) / 2

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from tenure.cli.console import Exit, Failed, is_final
+from tenure.cli.console import Exit, Failed
 from tenure.core.errors import NotFound, QueueFull, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import JobEvent, NewJob, Submitted
 
@@ -22,7 +22,7 @@ _FINAL_EVENTS = ("done", "error", "canceled")
 
 
 class GatewayClient:
-    """Submits and follows jobs; maps the contract's fields (`status`, `created_ts`) to ours."""
+    """Submits and follows jobs; maps the contract's `status` and `created_ts` to our names."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         parts = urlsplit(url)
@@ -52,8 +52,9 @@ class GatewayClient:
 
     async def job(self, job_id: str) -> dict[str, Any]:
         answer, _ = await asyncio.to_thread(self._call, "GET", f"/v1/jobs/{quote(job_id, safe='')}")
-        renamed = {"status": "state", "created_ts": "created_ms", "updated_ts": "updated_ms"}
-        return {renamed.get(key, key): value for key, value in answer.items()}
+        renamed = {"status": "own_state", "created_ts": "created_ms", "updated_ts": "updated_ms"}
+        job = {renamed.get(key, key): value for key, value in answer.items()}
+        return {"state": job["own_state"], **job}
 
     async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
         after, failures = "", 0
@@ -71,9 +72,12 @@ class GatewayClient:
                 if failures > _RECONNECTS_MAX:
                     raise
             # The stream ended early: the gateway is stopping, or the job has no more events.
-            if not failures and not received and is_final((await self.job(job_id))["state"]):
+            if not failures and not received and await self._has_ended(job_id):
                 return
             await asyncio.sleep(0.1 * 2**failures)
+
+    async def _has_ended(self, job_id: str) -> bool:
+        return (await self.job(job_id))["own_state"] in _FINAL_EVENTS
 
     async def close(self) -> None:
         return None

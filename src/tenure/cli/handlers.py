@@ -19,10 +19,11 @@ import structlog
 
 from tenure.cli.config import Config, with_options
 from tenure.cli.console import note
+from tenure.core.config import why_untrusted
 from tenure.core.errors import UsageError
 from tenure.core.registry import has_part, open_part
-from tenure.store.files import why_untrusted
-from tenure.worker.task import Task, task
+from tenure.worker.decorator import task
+from tenure.worker.task import Task
 
 if TYPE_CHECKING:
     from tenure.tasks import TaskSettings
@@ -37,7 +38,7 @@ log = structlog.get_logger("tenure.worker")
 _BUILT_IN = "tenure.tasks"
 INBOX = "tenure.transcode"
 # By default a worker runs five transcodes, which may take hours, and holds fifteen events: a claim
-# of ten (section 12), and five that are being delivered during the next claim.
+# of ten (inbox contract, section 12), and five that are being delivered during the next claim.
 TRANSCODES, _DELIVERIES = 5, 15
 _SAMPLE_TIMEOUT_S = 60.0
 
@@ -130,6 +131,18 @@ def load_tasks(
     return found
 
 
+def load_named(reference: str, option: str) -> Any:
+    """What `module:name` names; the module may be one of the files that hold tasks."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{option} is {reference!r}, and there is no such thing ({error}); it is MODULE:NAME, "
+            "such as app:lifespan for a function in app.py"
+        ) from None
+
+
 def _same(some: Sequence[Task], others: Sequence[Task]) -> bool:
     """Whether they are the same functions: a file may have imported them from another."""
     return {each.where[1:] for each in some} == {each.where[1:] for each in others}
@@ -209,7 +222,7 @@ def _add_to_path(folder: Path) -> str:
 def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> list[Task]:
     """The handlers for the inbox of the first URL, with `at_once` deliveries or the default.
 
-    `--from inbox+sqlite:///jobs.db --from '...?box=outbox'` serves both queues. One of them is
+    `--queue inbox+sqlite:///jobs.db --queue '...?box=outbox'` serves both queues. One of them is
     enough to find the other.
     """
     from tenure.cli.keys import open_ring
@@ -222,7 +235,7 @@ def _inbox_tasks(config: Config, urls: Sequence[str], *, at_once: int = 0) -> li
     from tenure.webhooks.slots import AT_ONCE, DeliverySlots
 
     if not urls:
-        raise UsageError("name the inbox, with --from")
+        raise UsageError("name the inbox, with --queue")
     guard = Guard(Policy(allow=tuple(config.texts("egress.allow"))))
     vault = Vault(open_ring(config))
     slots = DeliverySlots(at_once or AT_ONCE, per_requester=config.integer("webhooks.per_key"))

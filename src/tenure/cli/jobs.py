@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -21,7 +20,6 @@ from tenure.cli.console import (
     answer_rows,
     emit,
     emit_text,
-    is_final,
     job_object,
     json_option,
     note,
@@ -37,21 +35,16 @@ from tenure.core.errors import (
     InvalidJob,
     NotFound,
     QueueFull,
-    ReplyLost,
-    StoreUnreachable,
 )
 from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, new_job_id
-from tenure.core.registry import open_ledger, open_queue
+from tenure.core.portable import STATES, is_in, known_words, own_words
+from tenure.core.registry import parse_url
 from tenure.core.seam import Ledger, Query
 
 if TYPE_CHECKING:
     from tenure.cli.gateway_client import GatewayClient
 
-_SUCCESS = frozenset({"done", "completed", "succeeded"})
 _DONE = {"ok", "requested"}  # "requested": the worker that runs the job ends it
-# A store has no call to wait for one job's next event: poll often at first, then less.
-_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.25
-_UNREACHABLE_S_MAX = 30.0  # long enough for a restart of the store
 
 
 def _checked_timeout(_ctx: click.Context, _param: click.Parameter, value: float | None) -> Any:
@@ -74,7 +67,7 @@ _ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=Tr
 @click.option(
     "-d", "--data", metavar="JSON|@FILE|-", default="{}", help="The payload; - reads stdin."
 )
-@click.option("--to", "--queue", "-q", "queue_url", metavar="URL", help="The queue.")
+@queue_option
 @_gateway_option
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
 @click.option("--follow", is_flag=True, help="Print each event until the end.")
@@ -152,40 +145,30 @@ class _StoreClient:
     """Submits and follows jobs directly in the store."""
 
     def __init__(self, url: str) -> None:
-        self._queue = open_queue(url, worker_id="tenure-cli")
-        self._ledger = open_ledger(url)
-        self._answered_at = float("-inf")
+        from tenure.client.connection import Connection
+
+        self._connection = Connection(url)
 
     async def submit(self, job: NewJob) -> Submitted:
-        submitted = (await self._queue.submit([job]))[0]
-        self._answered_at = time.monotonic()
+        (submitted,) = await self._connection.queue.submit([job])
         return submitted
 
     async def follow(self, job_id: str) -> AsyncIterator[JobEvent]:
-        after, pause_s = "", _POLL_S_MIN
-        while True:
-            try:
-                # The state is read first: if it is final, the events that follow are complete.
-                job = await self.job(job_id)
-                ended = is_final(job["state"], job["contract"])
-                events = await self._ledger.events(job_id, after=after)
-            except (StoreUnreachable, ReplyLost):
-                if time.monotonic() - self._answered_at > _UNREACHABLE_S_MAX:
-                    raise
-                await asyncio.sleep(_POLL_S_MAX)
-                continue
-            self._answered_at = time.monotonic()
-            for event in events:
+        from tenure.client.follow import EventFollower
+        from tenure.worker.telemetry import ensure_logs
+
+        ensure_logs()
+        await self.job(job_id)  # raises if there is none, or no store
+        feed = self._connection.feed
+        follower = feed.follow(EventFollower(feed, job_id, ""))
+        try:
+            while (event := await follower.next()) is not None:
                 yield event
-                after = event.event_id
-            if ended and not events:
-                return
-            pause_s = _POLL_S_MIN if events else min(pause_s * 1.5, _POLL_S_MAX)
-            if not ended:
-                await asyncio.sleep(pause_s)
+        finally:
+            feed.leave(follower)
 
     async def job(self, job_id: str) -> dict[str, Any]:
-        record = await self._ledger.get(job_id)
+        record = await self._connection.ledger.get(job_id)
         if record is None:
             raise NotFound(
                 f"there is no job {job_id} (any more); `tenure ls` lists those there are"
@@ -193,8 +176,7 @@ class _StoreClient:
         return job_object(record)
 
     async def close(self) -> None:
-        await self._queue.close()
-        await self._ledger.close()
+        await self._connection.close()
 
 
 Client = Union[_StoreClient, "GatewayClient"]
@@ -276,7 +258,7 @@ def _show_nothing(event: JobEvent) -> None:
 
 
 def _checked_end(job: dict[str, Any]) -> int:
-    if job["state"].lower() in _SUCCESS:
+    if job["state"] == "done":
         return Exit.OK
     reason = _error_text(job.get("error")) or "no reason given"
     raise Failed(
@@ -284,6 +266,7 @@ def _checked_end(job: dict[str, Any]) -> int:
         f"job {job['job_id']} ended as {job['state']}: {reason}",
         job_id=job["job_id"],
         state=job["state"],
+        own_state=job["own_state"],
         error=job.get("error"),
     )
 
@@ -324,7 +307,7 @@ def watch_command(
             await client.close()
 
     ended = asyncio.run(watch())
-    return Exit.OK if ended["state"].lower() in _SUCCESS else Exit.JOB_FAILED
+    return Exit.OK if ended["state"] == "done" else Exit.JOB_FAILED
 
 
 def _event_object(event: JobEvent) -> dict[str, Any]:
@@ -348,15 +331,16 @@ def event_line(event: JobEvent) -> str:
 
 
 @click.command("ls")
-@click.argument("url", metavar="[URL]", required=False)
-@click.option("--state", "states", multiple=True, help="Only this state; may be given again.")
+@click.option(
+    "--state", "states", multiple=True,
+    help=f"{', '.join(STATES)}, or the contract's own word; repeatable.",
+)  # fmt: skip
 @click.option("--task", default="", help="Only this task.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--after", default="", metavar="CURSOR", help="Go on where the last page ended.")
 @queue_option
 @json_option
 def ls_command(
-    url: str | None,
     states: tuple[str, ...],
     task: str,
     limit: int,
@@ -367,16 +351,24 @@ def ls_command(
     """List jobs, newest first; with --json one object a line.
 
     \b
-    tenure ls --state error --limit 20
-    tenure ls 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
+    tenure ls --state failed --limit 20
+    tenure ls --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --task chat --json
     """
-    query = Query(states=states, task=task, limit=limit, after=after)
-    page = with_ledger(url or queue_url, lambda ledger: ledger.find(query))
-    jobs = [job_object(record) for record in page.jobs]
+    url = parse_url(load_config().text("queue_url", queue_url))
+    words = _words(url.contract, states) if states else ()
+    query = Query(states=words, task=task, limit=limit, after=after)
+    page = with_ledger(url.text, lambda ledger: ledger.find(query))
+    jobs = [job_object(each) for each in page.jobs if not states or is_in(each, states)]
     none = "no jobs" + (" like that" if states or task or after else " yet")
     answer_rows(as_json, jobs, ["ID", "TASK", "STATE", "ATTEMPT", "AGE", "ERROR"], _job_row, none)
     if page.after:
         note(f"more: --after {page.after}")
+
+
+def _words(contract: str, states: Sequence[str]) -> tuple[str, ...]:
+    """The contract's words to ask for; it refuses one that it does not have."""
+    own = [state for state in states if state not in STATES]
+    return own_words(contract, states, (*known_words(contract), *own))
 
 
 def _job_row(job: dict[str, Any]) -> list[str]:
@@ -385,7 +377,7 @@ def _job_row(job: dict[str, Any]) -> list[str]:
     return [
         job["job_id"],
         job["task"],
-        paint_state(job["state"]),
+        paint_state(job["state"], job["own_state"]),
         str(job.get("attempt") or "-"),
         ago(job.get("updated_ms") or job.get("created_ms") or 0),
         message[:60],
@@ -421,7 +413,7 @@ def _job_lines(job: dict[str, Any]) -> list[str]:
         ("job", job["job_id"]),
         ("queue", f"{job['contract']} {job['queue']}"),
         ("task", job["task"]),
-        ("state", paint_state(job["state"])),
+        ("state", paint_state(job["state"], job["own_state"])),
         ("attempt", f"{job['attempt']} of {job['max_attempts'] or 'any number'}"),
         ("worker", job["worker_id"]),
         ("created", f"{ago(job['created_ms'])} ago"),

@@ -459,7 +459,8 @@ def verify(head: str, file: BinaryIO | None, queue_url: str | None, as_json: boo
         links = read_export(file) if file else _links(queue_url)
     except msgspec.DecodeError as error:
         raise UsageError(f"--file: a line is not one of an export: {error}") from None
-    found = verify_links(links, head=head.strip().lower(), whole=file is None)
+    keep = load_config().integer("gateway.audit_keep")
+    found = verify_links(links, head=head.strip().lower(), whole=file is None, keep=keep)
     if as_json:
         emit({"ok": not found.problem, **msgspec.to_builtins(found)})
     elif found.problem:

@@ -23,12 +23,13 @@ from tenure.cli.console import (
     emit_text,
     json_option,
     paint,
+    queues_option,
     shown,
     table,
 )
 from tenure.core.encoding import one_line
 from tenure.core.redaction import Redaction
-from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url
+from tenure.core.registry import open_journal, open_ledger, open_queue, parse_url, unique_names
 from tenure.dashboard.display import duration, number, share
 from tenure.dashboard.finder import JobFinder
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
@@ -37,7 +38,6 @@ from tenure.dashboard.views import (
     DeadGroup,
     DeadList,
     WorkerView,
-    by_kind,
     dead_letters,
     warnings,
     workers,
@@ -46,17 +46,18 @@ from tenure.dashboard.watch import JournalWatch
 from tenure.worker.telemetry import ensure_logs
 
 
-def _chosen_urls(queue_urls: Sequence[str]) -> list[str]:
+def _chosen_urls(queue_urls: tuple[str, ...]) -> list[str]:
     """The given queues, else the configured ones."""
     config = load_config()
-    return list(queue_urls) or config.texts("worker.queues") or [config.text("queue_url")]
+    return config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
 
 
 @asynccontextmanager
 async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
     """Open the queues of these URLs for the block."""
     ensure_logs()
-    opened = [_open(url, number, urls) for number, url in enumerate(urls)]
+    names = unique_names([parse_url(url).name for url in urls])
+    opened = [_open(url, name) for url, name in zip(urls, names, strict=True)]
     try:
         yield QueueRegistry(opened)
     finally:
@@ -64,16 +65,14 @@ async def open_queues(urls: Sequence[str]) -> AsyncIterator[QueueRegistry]:
             await each.close()
 
 
-def _open(url: str, number: int, urls: Sequence[str]) -> OpenQueue:
+def _open(url: str, name: str) -> OpenQueue:
     parsed = parse_url(url)
-    same = sum(parse_url(other).name == parsed.name for other in urls[:number])
-    name = f"{parsed.name}~{same + 1}" if same else parsed.name
     opened = open_queue(url), open_ledger(url), open_journal(url)
     return OpenQueue(name, parsed.contract, *opened, address=parsed.safe)
 
 
 @click.command("workers")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show the workers of queues: the last heartbeat, the jobs and the slots of each.
@@ -82,11 +81,11 @@ def workers_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
 
     \b
     tenure workers
-    tenure workers streams+redis://127.0.0.1:6379/0 --json
+    tenure workers --queue streams+redis://127.0.0.1:6379/0 --json
     """
     found = asyncio.run(_workers(_chosen_urls(queue_urls)))
     headers = ["WORKER", "QUEUE", "HEARD", "HOLDS", "SLOTS", "JOBS"]
-    none = "no workers; start one: tenure worker TASKS --from URL"
+    none = "no workers; start one: tenure worker TASKS --queue URL"
     answer_rows(as_json, found, headers, _worker_row, none)
 
 
@@ -104,7 +103,7 @@ def _worker_row(worker: WorkerView) -> list[str]:
 
 
 @click.command("dead")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @click.option("--retry", "retried", metavar="CLASS", help="Send back all that failed with this.")
 @click.option("--remove", "removed", metavar="CLASS", help="Delete all that failed with this.")
 @json_option
@@ -168,7 +167,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command("top")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(min=0.2), default=1.0, help="Seconds."
 )
@@ -179,7 +178,7 @@ def top_command(queue_urls: tuple[str, ...], interval_s: float, once: bool, as_j
 
     \b
     tenure top
-    tenure top streams+redis://127.0.0.1:6379/0 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
+    tenure top -q streams+redis://127.0.0.1:6379/0 -q 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     live = sys.stdout.isatty() and not once and not as_json
     try:
@@ -229,7 +228,7 @@ def _queue_figures(name: str, watch: JournalWatch) -> dict[str, Any]:
         "paused": bool(counts and counts.paused),
         "workers": counts.workers if counts else 0,
         "oldest_waiting_ms": counts.oldest_waiting_ms if counts else 0,
-        "kinds": by_kind(counts) if counts else {},
+        "states": observer.depth_by_state,
         "figures": watch.figures(name, span_s=_SPAN_S),
         "done_per_s": [row[3] for row in watch.series(name, span_s=30)],
     }
@@ -262,15 +261,15 @@ def _frame_text(frame: dict[str, Any]) -> str:
 
 
 def _queue_row(queue: dict[str, Any]) -> list[str]:
-    kinds, figures = queue["kinds"], queue["figures"]
+    states, figures = queue["states"], queue["figures"]
     name = queue["queue"] + (" (paused)" if queue["paused"] else "")
     if queue["away"]:
         return [name, paint("the store does not answer", "red"), *[""] * 9]
     return [
         name,
-        number(kinds.get("waiting", 0)),
-        number(kinds.get("running", 0)),
-        number(kinds.get("failed", 0)),
+        number(states["waiting"]),
+        number(states["running"]),
+        number(states["failed"]),
         str(queue["workers"]),
         number(figures.done / _SPAN_S),
         share(figures.failed_share),

@@ -14,7 +14,18 @@ import click
 import msgspec
 
 from tenure.cli.config import load_config
-from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
+from tenure.cli.console import (
+    Exit,
+    answer,
+    emit,
+    emit_text,
+    json_option,
+    note,
+    paint,
+    queue_option,
+    queues_option,
+    table,
+)
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -180,7 +191,7 @@ _lake_option = click.option(
 
 def _urls(given: tuple[str, ...]) -> list[str]:
     config = load_config()
-    return list(given) or [config.text("queue_url")]
+    return [config.url_of(each) for each in given] or [config.text("queue_url")]
 
 
 @click.group("pipeline")
@@ -197,7 +208,7 @@ def pipeline_command() -> None:
 
 
 @pipeline_command.command("capture")
-@click.argument("urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @_lake_option
 @click.option("--once", is_flag=True, help="Only what there is now.")
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS", help="Between batches.")
@@ -213,7 +224,7 @@ def pipeline_command() -> None:
 @_spark_options
 @json_option
 def capture_command(
-    urls: tuple[str, ...],
+    queue_urls: tuple[str, ...],
     lake: str,
     once: bool,
     every: float,
@@ -226,10 +237,10 @@ def capture_command(
 ) -> None:
     """Follow the journals of queues into the lake, exactly once across any crash.
 
-    Without a URL, the configured queue. A store trims a captured journal only behind what was
+    Without --queue, the configured queue. A store trims a captured journal only behind what was
     captured. Events that were trimmed before they could be read are reported as a gap.
     """
-    chosen = _urls(urls)
+    chosen = _urls(queue_urls)
     if reader and not release:
         raise click.UsageError("--reader names whom to --release; a lake has its name already")
     if release:
@@ -288,7 +299,8 @@ def _target(text: str) -> tuple[str, int]:
 
 
 @pipeline_command.command("audit")
-@click.argument("history", metavar="[FILE|URL]...", nargs=-1)
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@queues_option
 @_lake_option
 @click.option("--full", is_flag=True, help="All of the lake again, not only what is new.")
 @click.option("--quiesced", is_flag=True, help="Everything had time to end: open jobs are lost.")
@@ -297,7 +309,8 @@ def _target(text: str) -> tuple[str, int]:
 @_spark_options
 @json_option
 def audit_command(
-    history: tuple[str, ...],
+    files: tuple[str, ...],
+    queue_urls: tuple[str, ...],
     lake: str,
     full: bool,
     quiesced: bool,
@@ -308,10 +321,10 @@ def audit_command(
 ) -> int:
     """Check the promises over the whole history; exit code 8 if one was broken.
 
-    Without an argument, what is new in the lake. A URL is audited live; a FILE (.parquet, .jsonl)
-    may be of another system: see docs/howto/pipeline.md for its columns.
+    Without an argument, what is new in the lake. A --queue is audited live; a FILE (.parquet,
+    .jsonl) may be of another system: see docs/howto/pipeline.md for its columns.
     """
-
+    history = (*files, *(load_config().url_of(each) for each in queue_urls))
     with _session(spark, quick=not _is_large(history, lake, full=full or quiesced)) as opened:
         began = time.perf_counter()
         audited, rows = _audit_anything(
@@ -350,7 +363,7 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
 @pipeline_command.command("enqueue")
 @click.option("--from", "source", required=True, metavar="FILE", help="Parquet, JSON lines, CSV.")
 @click.option("--task", required=True)
-@click.option("--to", "url", metavar="URL", help="The queue; default: TENURE_QUEUE_URL.")
+@queue_option
 @click.option("--key", multiple=True, metavar="COLUMN", help="Identifies a row; repeatable.")
 @click.option("--payload", default="", metavar="COLUMN", help="Holds the payload as JSON.")
 @click.option("--run", default="", help="Another name submits the same rows again.")
@@ -362,7 +375,7 @@ def _show_audit(audited: Any, rows: list[dict[str, Any]], took_s: float) -> None
 def enqueue_command(
     source: str,
     task: str,
-    url: str | None,
+    queue_url: str | None,
     key: tuple[str, ...],
     payload: str,
     run: str,
@@ -375,7 +388,7 @@ def enqueue_command(
     """Submit a job for every row of a file; started again, it continues."""
     from tenure.core.registry import parse_url
 
-    target = url or load_config().text("queue_url")
+    target = load_config().text("queue_url", queue_url)
     with _session(spark) as opened:
         from tenure.pipeline.enqueue import enqueue, jobs_of, read_rows, run_name
 
@@ -406,8 +419,8 @@ def enqueue_command(
 @pipeline_command.command("replay")
 @click.option("--where", required=True, metavar="SQL", help="On the columns of the table jobs.")
 @_lake_option
-@click.option("--from", "urls", multiple=True, metavar="URL", help="Where the jobs are kept.")
-@click.option("--to", default="", metavar="URL", help="Another queue; default: their own.")
+@queues_option
+@click.option("--to", default="", metavar="QUEUE", help="Another queue; default: their own.")
 @click.option("--rate", default=0.0, help="Jobs per second at most.")
 @click.option("--yes", is_flag=True, help="Do it; without, only count.")
 @_spark_options
@@ -415,7 +428,7 @@ def enqueue_command(
 def replay_command(
     where: str,
     lake: str,
-    urls: tuple[str, ...],
+    queue_urls: tuple[str, ...],
     to: str,
     rate: float,
     yes: bool,
@@ -427,6 +440,9 @@ def replay_command(
     \b
       tenure pipeline replay --where "error_code = '503' and day >= '2026-11-01'"
     """
+    config = load_config()
+    urls = tuple(config.url_of(each) for each in queue_urls)
+    to = config.url_of(to) if to else ""
     with _session(spark) as opened:
         from tenure.pipeline import replay as replaying
         from tenure.pipeline.lake.files import LakeFiles

@@ -204,8 +204,8 @@ def described(which: str) -> bytes:
     from tenure.core.registry import contracts
 
     try:
-        from tenure.gateway.app import Gateway
-        from tenure.gateway.http.dispatch import rights_page
+        from tenure.gateway.application import Gateway
+        from tenure.gateway.http.routes import rights_page
         from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None

@@ -1,7 +1,8 @@
-"""The commands for whole queues: queues, pause, resume and outbox."""
+"""The commands for whole queues: queues, pause, resume, schedules and outbox."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -15,30 +16,37 @@ from tenure.cli.console import (
     json_option,
     paint,
     queue_option,
+    queues_option,
     safe_url,
     table,
     with_ledger,
 )
+from tenure.core.encoding import shown_json
 from tenure.core.errors import NotFound, UsageError
-from tenure.core.job import JobRecord
-from tenure.core.registry import has_part, parse_url
-from tenure.core.seam import Query
+from tenure.core.job import JobRecord, Schedule
+from tenure.core.portable import portable_counts, word_state
+from tenure.core.registry import has_part, parse_url, unique_names
+from tenure.core.seam import Ledger, Query, Schedules
 
 
 @click.command("queues")
-@click.argument("queue_urls", metavar="[URL]...", nargs=-1)
+@queues_option
 @json_option
 def queues_command(queue_urls: tuple[str, ...], as_json: bool) -> None:
     """Show depth, totals, workers and the oldest waiting job of each queue.
 
     \b
     tenure queues
-    tenure queues 'inbox+sqlite:///jobs.db' --json
+    tenure queues --queue 'inbox+sqlite:///jobs.db' --json
     """
-    urls = list(queue_urls) or load_config().queue_urls()
-    found = [(url, with_ledger(url, lambda ledger: ledger.counts())) for url in urls]
-    for url, counts in found:
-        view: dict[str, Any] = {"queue": safe_url(url), **msgspec.to_builtins(counts)}
+    urls = load_config().queue_urls(queue_urls)
+    names = unique_names([parse_url(url).name for url in urls])
+    found = [with_ledger(url, lambda ledger: ledger.counts()) for url in urls]
+    for name, url, counts in zip(names, urls, found, strict=True):
+        view: dict[str, Any] = {"queue": name, "url": safe_url(url)}
+        view |= msgspec.to_builtins(counts)
+        contract = parse_url(url).contract
+        view |= {"states": portable_counts(contract, counts.states), "own_states": counts.states}
         answer(as_json, view, _queue_text(view))
 
 
@@ -48,11 +56,13 @@ def _queue_text(view: dict[str, Any]) -> str:
     )
     if view["oldest_waiting_ms"]:
         facts.append(f"oldest waits {view['oldest_waiting_ms'] / 1000:.1f} s")
-    names = list(dict.fromkeys([*view["states"], *view["totals"]]))
-    rows = [[n, str(view["states"].get(n, "-")), str(view["totals"].get(n, "-"))] for n in names]
-    return "\n".join(
-        [paint(view["queue"], "bold"), ", ".join(facts), table(["", "NOW", "EVER"], rows)]
-    )
+    own, totals, contract = view["own_states"], view["totals"], parse_url(view["url"]).contract
+    rows = [
+        [word_state(contract, word) or "", word, *(str(n.get(word, "-")) for n in (own, totals))]
+        for word in dict.fromkeys([*own, *totals])
+    ]
+    head = f"{paint(view['queue'], 'bold')}  {view['url']}"
+    return "\n".join([head, ", ".join(facts), table(["STATE", "ITS WORD", "NOW", "EVER"], rows)])
 
 
 @click.command("pause")
@@ -65,8 +75,8 @@ def pause_command(queue_url: str | None, as_json: bool) -> None:
     tenure pause --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.pause())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": True}, f"{url} paused")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": True}, f"{queue} paused")
 
 
 @click.command("resume")
@@ -79,8 +89,53 @@ def resume_command(queue_url: str | None, as_json: bool) -> None:
     tenure resume --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail'
     """
     with_ledger(queue_url, lambda ledger: ledger.resume())
-    url = safe_url(load_config().text("queue_url", queue_url))
-    answer(as_json, {"queue": url, "paused": False}, f"{url} resumed")
+    queue = parse_url(load_config().text("queue_url", queue_url)).name
+    answer(as_json, {"queue": queue, "paused": False}, f"{queue} resumed")
+
+
+@click.command("schedules")
+@click.option("--remove", "remove", metavar="NAME", help="Remove this schedule.")
+@queue_option
+@json_option
+def schedules_command(remove: str | None, queue_url: str | None, as_json: bool) -> None:
+    """Show the schedules of a queue, the next one due first, or remove one.
+
+    \b
+    tenure schedules --queue 'streams+redis://127.0.0.1:6379/0'
+    tenure schedules --remove report --json
+    """
+    if remove is None:
+        found = with_ledger(queue_url, lambda ledger: _schedules_of(ledger).list())
+        headers = ["SCHEDULE", "TASK", "TIMES", "NEXT", "MISSED", "LAST JOB", "ERROR"]
+        objects = [_schedule_object(each) for each in found]
+        answer_rows(as_json, objects, headers, _schedule_row, "no schedules")
+        return
+    if not with_ledger(queue_url, lambda ledger: _schedules_of(ledger).remove(remove)):
+        raise NotFound(f"there is no schedule {remove!r}; `tenure schedules` lists those there are")
+    answer(as_json, {"schedule": remove, "removed": True}, f"{remove} removed")
+
+
+def _schedules_of(ledger: Ledger) -> Schedules:
+    found = ledger.features.schedules
+    if found is None:
+        raise UsageError("this queue has no schedules: it is an outbox")
+    return found
+
+
+def _schedule_object(schedule: Schedule) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.structs.asdict(schedule)
+    template = shown.pop("template")
+    return shown | {"task": template.task, "payload": shown_json(template.payload.encode())}
+
+
+def _schedule_row(schedule: dict[str, Any]) -> list[str]:
+    times = f"{schedule['cron']} {schedule['tz']}"
+    if schedule["every_ms"]:
+        times = f"every {schedule['every_ms'] / 1000:g} s"
+    next_at = datetime.fromtimestamp(schedule["next_ms"] / 1000, UTC)
+    due = next_at.strftime("%Y-%m-%d %H:%M:%S UTC") if schedule["next_ms"] else "never"
+    shown = [schedule[name] for name in ("missed", "last_id", "error")]
+    return [schedule["name"], schedule["task"], times, due, *shown]
 
 
 @click.group("outbox")

@@ -23,13 +23,23 @@ from typing import Any
 import click
 import msgspec
 
-from tenure.cli.config import DEFAULT_CONTRACT, child_environment
-from tenure.cli.console import Exit, answer, emit, emit_text, json_option, note, paint, table
+from tenure.cli.config import child_environment, load_config
+from tenure.cli.console import (
+    Exit,
+    answer,
+    emit,
+    emit_text,
+    json_option,
+    needed_queue_option,
+    note,
+    paint,
+    table,
+)
+from tenure.core.config import DEFAULT_CONTRACT, why_untrusted
 from tenure.core.errors import UsageError
 from tenure.core.job import NewJob
 from tenure.core.registry import QueueUrl, open_ledger, open_part, open_queue, parse_url
 from tenure.store.embedded import embedded_redis
-from tenure.store.files import why_untrusted
 from tenure.store.redis import Redis
 from tenure.worker import Job, Settings, Worker, task
 from tenure.worker.telemetry import configure_logs
@@ -212,10 +222,10 @@ _COLOURS = {"held": "green", "broken": "red", "not asked": "dim"}
 
 
 @click.command("check")
-@click.argument("url", metavar="URL")
+@needed_queue_option
 @click.option("--only", default="", help="Only tests whose names match, as pytest's -k.")
 @json_option
-def check_command(url: str, only: str, as_json: bool) -> int:
+def check_command(queue_url: str, only: str, as_json: bool) -> int:
     """Run the conformance suite on a live store, and show which clauses hold.
 
     The clauses define submit, claim, extend and settle for every contract.
@@ -225,9 +235,9 @@ def check_command(url: str, only: str, as_json: bool) -> int:
     broken.
 
     \b
-    tenure check streams+redis://127.0.0.1:6379/15
+    tenure check --queue streams+redis://127.0.0.1:6379/15
     """
-    parsed = parse_url(url)
+    parsed = parse_url(load_config().text("queue_url", queue_url))
     asyncio.run(_check_reachable(parsed))
     ran = _run_suite(parsed, only=only)
     clauses = clause_verdicts(ran)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenure.cli.config import (
-    DEFAULT_CONTRACT,
     Config,
     as_list,
     child_environment,
@@ -24,71 +27,45 @@ from tenure.cli.config import (
     load_config,
     notify_address,
     process_environment,
-    read_secret_file,
     with_options,
 )
-from tenure.cli.console import emit_text, note, note_child_line
+from tenure.cli.console import emit_text, note, note_child_line, queues_option
+from tenure.core.config import DEFAULT_CONTRACT, read_secret_file
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from tenure.gateway.settings import GatewaySettings
+    from tenure.worker import Worker
     from tenure.worker.events import Notifier
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
 
 
-def set_up_logs(config: Config, level: str | None = None, *, add: Sequence[Any] = ()) -> str:
+def set_up_logs(config: Config, level: str | None = None, *, app: bool = False) -> str:
     """Send structlog and the standard library's logging to stderr; returns the level's name.
 
-    `add` are further processors, such as the one that adds the ids of the running job.
+    With `app` the application is still to be imported and may set up logging: then only our own
+    lines are shown until `worker.telemetry.ensure_logs` sees whether it has.
     """
-    import logging
-
-    import structlog
-
-    from tenure.worker.telemetry import PlainFormatter
+    from tenure.worker.telemetry import configure_logs
 
     name, style = config.text("log_level", level).lower(), config.text("log_format")
     if name not in _LEVELS:
         raise UsageError(f"log_level is {name!r}; it is one of {', '.join(_LEVELS)}")
     if style not in _FORMATS:
         raise UsageError(f"log_format is {style!r}; it is one of {', '.join(_FORMATS)}")
-    threshold = getattr(logging, name.upper())
-    as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
-    structlog.configure(
-        processors=[*add, *_processors(as_text)],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+    configure_logs(
+        level=name,
+        json=None if style == "auto" else style == "json",
+        stream=sys.stderr,
+        colours=colours_wanted(sys.stderr),
+        others=name if app else "",
+        early=app,
     )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter(logging.BASIC_FORMAT))
-    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
     return name
-
-
-def _processors(as_text: bool) -> list[Any]:
-    import structlog
-
-    from tenure.worker.telemetry import plain_errors, plain_text, text_renderer
-
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        plain_errors,
-    ]
-    if as_text:
-        return [
-            *shared,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
-            plain_text,
-            text_renderer(colors=colours_wanted(sys.stderr), pad_event_to=0),
-        ]
-    return [
-        *shared,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-        structlog.processors.JSONRenderer(),
-    ]
 
 
 def _set_up_traces(otlp_url: str, worker_id: str) -> None:
@@ -112,17 +89,19 @@ def _set_up_traces(otlp_url: str, worker_id: str) -> None:
 
 @click.command("worker")
 @click.argument("targets", metavar="APP.py|MODULE...", nargs=-1, required=True)
-@click.option(
-    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
-)
+@queues_option
 @click.option("--concurrency", type=click.IntRange(min=1), help="Concurrent attempts.")
 @click.option("--processes", type=click.IntRange(min=1), help="Worker processes (1).")
 @click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
 @click.option("--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), help="Seconds.")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="For Prometheus, on loopback.")
+@click.option("--metrics-host", help="The address for metrics and health (127.0.0.1).")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="/metrics, /livez, /readyz.")
 @click.option("--lease-ms", type=click.IntRange(min=1), help="How long a lease lasts.")
+@click.option("--lifespan", metavar="MODULE:NAME", help="What is open while the worker runs.")
+@click.option("--middleware", metavar="MODULE:NAME", multiple=True, help="Repeatable.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--samples", is_flag=True, help="With tenure.tasks: samples where there is no model.")
+@click.option("--reload", is_flag=True, help="Start again when a Python file changes.")
 @click.option("--only-load", is_flag=True, hidden=True)
 def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flags: Any) -> int:
     """Run the @task functions of files (app.py) or modules.
@@ -133,8 +112,9 @@ def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flag
 
     \b
     tenure worker app.py
-    tenure worker app.py --from 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
+    tenure worker app.py --queue 'bullmq+redis://127.0.0.1:6379/0?queue=mail' --concurrency 50
     tenure worker app.py --burst
+    tenure worker app.py --reload
     """
     config = load_config()
     if flags["only_load"]:
@@ -142,6 +122,8 @@ def worker_command(targets: tuple[str, ...], queue_urls: tuple[str, ...], **flag
 
         load_all(targets, config)
         return 0
+    if flags["reload"]:
+        return _run_reloading(targets, queue_urls, flags)
     urls = config.texts("worker.queues", queue_urls) or [config.text("queue_url")]
     lease_ms = config.integer("worker.lease_ms", flags["lease_ms"])
     if lease_ms:
@@ -157,20 +139,24 @@ def _run_one(targets: Sequence[str], urls: list[str], config: Config, flags: dic
         TRANSCODES,
         default_concurrency,
         load_all,
+        load_named,
         with_share,
         with_slots,
     )
     from tenure.worker import Settings, Worker, identity
-    from tenure.worker.telemetry import add_job
+    from tenure.worker.telemetry import ensure_logs
 
-    level = set_up_logs(config, flags["log_level"], add=[add_job])
+    level = set_up_logs(config, flags["log_level"], app=True)
     concurrency = config.integer("worker.concurrency", flags["concurrency"])
     tasks = load_all(targets, config, samples=flags["samples"], urls=urls, concurrency=concurrency)
+    ensure_logs()
+    lifespan = load_named(flags["lifespan"], "--lifespan") if flags["lifespan"] else None
+    middleware = [load_named(each, "--middleware") for each in flags["middleware"]]
     if targets[0] == INBOX:
         per_key, slots = config.integer("transcode.per_key"), concurrency or TRANSCODES
         urls = [with_share(url, slots, per_key) for url in urls]
         urls = urls if concurrency else [with_slots(url) for url in urls]
-    socket, watchdog_ms = notify_address()
+    notify_socket, watchdog_ms = notify_address()
     worker_id = identity(process_environment())
     otlp_url = config.text("worker.otlp_url")
     if otlp_url:
@@ -183,25 +169,115 @@ def _run_one(targets: Sequence[str], urls: list[str], config: Config, flags: dic
         unknown_task_ms=round(config.number("worker.unknown_task_s") * 1000),
         burst=flags["burst"],
         debug=level == "debug",
-        notify_socket=socket,
+        notify_socket=notify_socket,
         watchdog_ms=watchdog_ms,
     )
-    worker = Worker(tasks, queues=urls, settings=settings)
+    worker = Worker(tasks, queues=urls, lifespan=lifespan, middleware=middleware, settings=settings)
     port = config.integer("worker.metrics_port", flags["metrics_port"])
     if port:
-        _serve_metrics(port, worker.registry)
+        _serve_metrics(config.text("worker.metrics_host", flags["metrics_host"]), port, worker)
     return worker.run()
 
 
-def _serve_metrics(port: int, registry: Any) -> None:
-    from prometheus_client import start_http_server
+def _serve_metrics(host: str, port: int, worker: Worker) -> None:
+    """Serve /metrics, /livez and /readyz from threads of their own."""
+    from wsgiref.simple_server import WSGIRequestHandler
+
+    from prometheus_client.exposition import ThreadingWSGIServer
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    class Silent(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """A probe every second is not worth a line."""
 
     try:
-        start_http_server(port, addr="127.0.0.1", registry=registry)
+        server = Server((host, port), Silent)
     except OSError as error:
         raise UsageError(
-            f"--metrics-port {port} cannot be used ({error.strerror}); choose a free one"
+            f"metrics cannot be served on {host} port {port} ({error.strerror}); choose a free "
+            "one with --metrics-host and --metrics-port"
         ) from None
+    server.set_app(_metrics_app(worker))
+    threading.Thread(target=server.serve_forever, name="tenure-metrics", daemon=True).start()
+
+
+def _metrics_app(worker: Worker) -> Any:
+    """A WSGI application. Health is answered with 200 or 503, and what the worker knows of itself.
+
+    A worker is live while its event loop and its keeper run, and ready while it takes jobs from at
+    least one store.
+    """
+    import msgspec
+    from prometheus_client import make_wsgi_app
+
+    metrics = make_wsgi_app(worker.registry)
+    checks = {"/livez": worker.is_live, "/readyz": worker.is_ready}
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        if path not in checks:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"there are /metrics, /livez and /readyz\n"]
+        status = "200 OK" if checks[path]() else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "application/json")])
+        return [msgspec.json.encode(worker.health())]
+
+    return app
+
+
+_RELOAD_DRAIN_S = 2.0
+
+
+def _run_reloading(
+    targets: Sequence[str], queue_urls: Sequence[str], flags: Mapping[str, Any]
+) -> int:
+    """Run the same command as a child, again after every change; a broken one waits for the next.
+
+    Running jobs have two seconds to finish, unless --drain-timeout says otherwise.
+    """
+    try:
+        from watchfiles import PythonFilter, run_process
+    except ModuleNotFoundError:
+        raise UsageError("--reload needs watchfiles: pip install 'tenure[reload]'") from None
+    from tenure.core.process import bound_to_parent
+
+    drain_s = _RELOAD_DRAIN_S if flags["drain_timeout_s"] is None else flags["drain_timeout_s"]
+    given = {**flags, "reload": False, "drain_timeout_s": None}
+    command = [*_worker_command(targets, given), "--drain-timeout", str(drain_s)]
+    for url in queue_urls:
+        command += ["--queue", url]
+    folders = {Path(each).resolve().parent if each.endswith(".py") else Path() for each in targets}
+
+    def changed(changes: set[Any]) -> None:
+        names = sorted({Path(path).name for _, path in changes})
+        note(f"{', '.join(names)} changed: starting the worker again")
+
+    run_process(
+        *folders,
+        target=shlex.join(bound_to_parent(command, dies_by=signal.SIGTERM)),
+        target_type="command",
+        watch_filter=PythonFilter(),
+        callback=changed,
+        sigint_timeout=round(drain_s) + 8,
+    )
+    return 0
+
+
+def _worker_command(targets: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    """`tenure worker` with the flags that were given, for a child."""
+    command = [sys.executable, "-P", "-m", "tenure.cli", "worker", *targets]
+    for name, value in flags.items():
+        option = f"--{name.removesuffix('_s').replace('_', '-')}"
+        for each in value if isinstance(value, tuple) else [value]:
+            if each is True:
+                command.append(option)
+            elif each is not None and each is not False:
+                command += [option, str(each)]
+    return command
 
 
 def _run_many(
@@ -210,14 +286,13 @@ def _run_many(
     count = config.integer("worker.processes", flags["processes"])
     drain_s = config.number("worker.drain_timeout_s", flags["drain_timeout_s"])
     port = config.integer("worker.metrics_port", flags["metrics_port"])
-    base = [sys.executable, "-P", "-m", "tenure.cli", "worker", *targets, "--processes", "1"]
-    for name in ("concurrency", "log_level"):
-        if flags[name] is not None:
-            base += [f"--{name.replace('_', '-')}", str(flags[name])]
-    base += ["--drain-timeout", str(drain_s)]
-    base += ["--burst"] * flags["burst"] + ["--samples"] * flags["samples"]
-    commands = [base + (["--metrics-port", str(port + n)] if port else []) for n in range(count)]
-    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}  # not in argv: a URL may contain a password
+    # The lease time is in the URLs already, which are not in argv: they may contain a password.
+    given = {**flags, "processes": 1, "lease_ms": None}
+    commands = [
+        _worker_command(targets, {**given, "metrics_port": port + n if port else None})
+        for n in range(count)
+    ]
+    queues = {"TENURE_WORKER_QUEUES": as_list(urls)}
     return asyncio.run(_run_workers(commands, queues, drain_s=drain_s, once=flags["burst"]))
 
 
@@ -239,7 +314,7 @@ async def _run_workers(
     with _ReadyListener(len(names), notifier) as listener:
         ours = child_environment() | {"NOTIFY_SOCKET": listener.address}
         supervisor = Supervisor(note, {**ours, **environment}, note_child_line)
-        with stop_on_signals(stop, supervisor.hurry):
+        with stop_on_signals(stop, supervisor.stop_now):
             for name, command in zip(names, commands, strict=True):
                 await supervisor.start(name, command, once=once)
             watchdog = asyncio.create_task(_feed_watchdog(notifier, watchdog_ms))
@@ -290,11 +365,9 @@ async def _feed_watchdog(notifier: Notifier, watchdog_ms: int) -> None:
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on (8470).")
 @click.option("--admin-address", metavar="HOST:PORT", help="Serve admins and observers only there.")
+@queues_option
 @click.option(
-    "--from", "queue_urls", metavar="URL", multiple=True, help="A queue to serve; repeatable."
-)
-@click.option(
-    "--redis", "redis_url", metavar="URL", help=f"Short for --from {DEFAULT_CONTRACT}+URL."
+    "--redis", "redis_url", metavar="URL", help=f"Short for --queue {DEFAULT_CONTRACT}+URL."
 )
 @click.option("--require-key", is_flag=True, help="Require an API key on loopback too.")
 @click.option("--worker-key-file", help="A file with a further key for workers.")
@@ -330,46 +403,66 @@ def gateway_command(
     Without API keys only on loopback; make one with `tenure keys create`.
 
     \b
-    tenure gateway --from streams+redis://127.0.0.1:6379/0
-    tenure gateway --host 0.0.0.0 --from 'inbox+sqlite:///jobs.db' --from 'plane+sqlite:///jobs.db'
+    tenure gateway --queue streams+redis://127.0.0.1:6379/0
+    tenure gateway --host 0.0.0.0 -q 'inbox+sqlite:///jobs.db' -q 'plane+sqlite:///jobs.db'
     """
     config = load_config()
     urls = [*queue_urls, *([f"{DEFAULT_CONTRACT}+{redis_url}"] if redis_url else [])]
-    from tenure.core.registry import has_part
-
     try:
         from tenure.gateway.server import run
-        from tenure.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; install the gateway: pip install 'tenure[gateway]'") from None
 
     set_up_logs(config, log_level)
-    queues = tuple(config.texts("gateway.queues", tuple(urls)) or [config.text("queue_url")])
-    settings = GatewaySettings(
-        queues=queues,
+    settings = gateway_settings(
+        config,
+        queues=tuple(urls),
         host=config.text("gateway.host", host),
         port=config.integer("gateway.port", port),
         admin_address=config.text("gateway.admin_address", admin_address),
         anonymous=not require_key,
         worker_key=_first_line(worker_key_file) if worker_key_file else "",
-        ttl_s=_ttl_s(config),
-        route_options=_route_options(config)
-        if any(has_part(url, "credentials") for url in queues)
-        else {},
-        redact=tuple(config.texts("gateway.redact")),
-        audit_keep=config.integer("gateway.audit_keep"),
-        trace_url=config.text("gateway.trace_url"),
-        lake=config.text("gateway.lake"),
         trusted_proxies=tuple(config.texts("gateway.trusted_proxies", trusted_proxies)),
         sso_groups=tuple(config.texts("gateway.sso_groups", sso_groups)),
-        sso_user_header=config.text("gateway.sso_user_header"),
-        sso_groups_header=config.text("gateway.sso_groups_header"),
-        **_limits(config),
     )
     address, watchdog_ms = notify_address()
     # A thread that parses a large body must yield to the event loop soon.
     sys.setswitchinterval(0.001)
     run(settings, notify_socket=address, watchdog_ms=watchdog_ms)
+
+
+def gateway_settings(
+    config: Config, *, queues: tuple[str, ...] = (), **given: Any
+) -> GatewaySettings:
+    """The settings of a gateway; `queues` and `given` win over the configuration."""
+    from tenure.core.registry import has_part
+    from tenure.gateway.settings import GatewaySettings
+
+    urls = tuple(config.texts("gateway.queues", queues) or [config.text("queue_url")])
+    credentials = any(has_part(url, "credentials") for url in urls)
+    configured: dict[str, Any] = {
+        "host": config.text("gateway.host"),
+        "port": config.integer("gateway.port"),
+        "ttl_s": _ttl_s(config),
+        "route_options": _route_options(config) if credentials else {},
+        "redact": tuple(config.texts("gateway.redact")),
+        "audit_keep": config.integer("gateway.audit_keep"),
+        "trace_url": config.text("gateway.trace_url"),
+        "lake": config.text("gateway.lake"),
+        "trusted_proxies": tuple(config.texts("gateway.trusted_proxies")),
+        "sso_groups": tuple(config.texts("gateway.sso_groups")),
+        "sso_user_header": config.text("gateway.sso_user_header"),
+        "sso_groups_header": config.text("gateway.sso_groups_header"),
+        **_limits(config),
+    }
+    return GatewaySettings(queues=urls, **configured | given)
+
+
+def gateway_app() -> FastAPI:
+    """The application `tenure.gateway:app`."""
+    from tenure.gateway.application import create_app
+
+    return create_app(gateway_settings(load_config()))
 
 
 def _ttl_s(config: Config) -> int:

@@ -26,22 +26,20 @@ from typing import Any
 import click
 
 from tenure.cli.config import (
-    DATA_FOLDER,
     Config,
-    RunningUp,
     announce_up,
     as_list,
     browser_possible,
     child_environment,
     load_config,
     process_environment,
-    running_up,
     withdraw_up,
 )
 from tenure.cli.console import Exit, Failed, emit_text, note, note_child_line, paint
 from tenure.cli.gateway_client import fetch
 from tenure.cli.handlers import task_settings
 from tenure.cli.project import migrated
+from tenure.core.config import DATA_FOLDER, RunningUp, running_up
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.process import Supervisor, stop_on_signals
 from tenure.core.registry import QueueUrl, contracts, open_ledger, parse_url
@@ -194,7 +192,7 @@ async def _up(options: UpOptions, config: Config) -> int:
         )
     environment = {**child_environment(), **setup.environment}
     supervisor = Supervisor(_say, environment, note_child_line)
-    with stop_on_signals(stop, supervisor.hurry):
+    with stop_on_signals(stop, supervisor.stop_now):
         async with contextlib.AsyncExitStack() as stack:
             redis_url = options.redis_url or await _start_redis(options, stack)
             stores = Stores(
@@ -352,7 +350,7 @@ def _announce(
     )
     announce_up(options.data, up)
     stack.callback(withdraw_up, options.data)
-    lines = [flow.invitation(stores) for flow in flows if flow.invitation]
+    lines = [flow.hint(stores) for flow in flows if flow.hint]
     calls = how_to_call(options.data)
     urls = options.gateway_url, options.admin_url
     emit_text(welcome(*urls, list(filter(None, lines)), calls, samples=options.samples))
@@ -438,24 +436,24 @@ async def set_up_inbox(
     """
     environment: dict[str, str] = {}
     if not config.is_set("vault.keys") and not config.is_set("vault.kms"):
-        environment["TENURE_VAULT_KEYS_FILE"] = str(kept_ring(data))
+        environment["TENURE_VAULT_KEYS_FILE"] = str(key_ring_file(data))
     if not samples:
         return _InboxSetup(environment)
     port = port_above(gateway_port)
     allowed = [*config.texts("egress.allow"), f"{HOST}:{port}"]
     environment["TENURE_EGRESS_ALLOW"] = ",".join(allowed)
     environment["TENURE_WEBHOOKS_SECRETS"] = await _secrets(config.text("webhooks.secrets"))
-    if theirs := config.text("transcode.files"):
-        return _InboxSetup(environment, port, _samples_folder(theirs))
+    if folder := config.text("transcode.files"):
+        return _InboxSetup(environment, port, _samples_folder(folder))
     environment["TENURE_TRANSCODE_FILES"] = str(data / "transcode")
     return _InboxSetup(environment, port, data / "transcode")
 
 
-def _samples_folder(theirs: str) -> Path:
-    return Path(theirs).expanduser().absolute() / REQUESTER
+def _samples_folder(folder: str) -> Path:
+    return Path(folder).expanduser().absolute() / REQUESTER
 
 
-def kept_ring(data: Path) -> Path:
+def key_ring_file(data: Path) -> Path:
     """The file of the key ring, made at the first start."""
     from tenure.vault import new_kek
 
@@ -483,25 +481,23 @@ def port_above(port: int) -> int:
     raise OSError("this machine has no free port")
 
 
-async def _secrets(theirs: str) -> str:
+async def _secrets(configured: str) -> str:
     """The operator's secrets, with a new one for the samples if they have none."""
     from tenure.webhooks import new_secret
     from tenure.webhooks.signing import read_secrets
 
-    if await read_secrets(theirs).live(REQUESTER):
-        return theirs
+    if await read_secrets(configured).live(REQUESTER):
+        return configured
     # Without any secrets of the operator, ours is for every requester of POST /transcode.
-    whose = REQUESTER if theirs.strip() else "*"
-    return f"{theirs}\n{whose} = {new_secret()}\n"
+    whose = REQUESTER if configured.strip() else "*"
+    return f"{configured}\n{whose} = {new_secret()}\n"
 
 
-def welcome(
-    url: str, pages: str, invitations: Sequence[str], program: str, *, samples: bool
-) -> str:
+def welcome(url: str, pages: str, hints: Sequence[str], program: str, *, samples: bool) -> str:
     """The addresses, and commands to try; `pages` is the URL of the dashboard."""
     flowing = "sample jobs are flowing" if samples else "waiting for jobs"
     metrics = f"{pages}/metrics"
-    more = "".join(f"\n  {line}" for line in invitations)
+    more = "".join(f"\n  {line}" for line in hints)
     return f"""\
 {paint(f"tenure is up: {pages}", "bold")}   API {url}/docs   metrics {metrics}   ({flowing})
 

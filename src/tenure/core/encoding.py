@@ -1,4 +1,8 @@
-"""JSON and text from untrusted sources: decoding, encoding, escaping."""
+"""JSON and text from untrusted sources: decoding, encoding, escaping, and frames of event streams.
+
+Every byte of a server-sent event is made here (`sse_frame`, `sse_comment`), because its text may
+come from a job.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,7 @@ CONTROL_CHARS = (
 
 _UNSAFE = re.compile(rf"[{CONTROL_CHARS}\x1b]")
 _BREAKS = re.compile(r"[\t\n]")
-LINE_ENDS = str.maketrans("\r\n\0", "   ")
-"""What must not be in a line of a server-sent event, for `str.translate`."""
+_LINE_ENDS = str.maketrans("\r\n\0", "   ")  # what must not be in a line of a server-sent event
 
 
 def printable(text: str) -> str:
@@ -41,7 +44,17 @@ def escaped(match: re.Match[str]) -> str:
 
 
 _LARGE = 32 * 1024
-encode = msgspec.json.Encoder().encode
+
+
+def as_builtin(value: Any) -> Any:
+    """What msgspec cannot encode: a pydantic model as its fields; anything else is a TypeError."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json")
+
+
+encode = msgspec.json.Encoder(enc_hook=as_builtin).encode
 _decode = msgspec.json.Decoder().decode
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -121,7 +134,7 @@ def plain(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if isinstance(value, msgspec.Raw):
         return msgspec.json.decode(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    return as_builtin(value)
 
 
 def _refuse(word: str) -> Any:
@@ -142,10 +155,10 @@ _CHUNK = 1 << 16
 # A number of JSON that may be large. The lookbehind keeps the search linear in the text.
 _NUMBER = re.compile(rb"(?<![0-9.eE])[0-9][0-9.eE+-]{3,}")
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# With every digit replaced by 0: text without _FAR has no number beyond a double, text without
-# _LONG none beyond 64 bits.
-_FAR = (b"0e000", b"0e+000", b"0" * 200)
-_LONG = (b"0e00", b"0e+00", b"0" * 19)
+# With every digit replaced by 0, a number that no double holds contains one of the first signs, and
+# a number beyond 64 bits one of the second.
+_BEYOND_DOUBLE_SIGNS = (b"0e000", b"0e+000", b"0" * 200)
+_BEYOND_INT64_SIGNS = (b"0e00", b"0e+00", b"0" * 19)
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -189,7 +202,7 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
     if _is_deeper(raw, TAKEN_DEPTH_MAX):
         return "too_deep"
     digits = raw.translate(_DIGITS)
-    signs = _FAR if number_max > INTEGER_MAX else _LONG
+    signs = _BEYOND_DOUBLE_SIGNS if number_max > INTEGER_MAX else _BEYOND_INT64_SIGNS
     if any(sign in digits for sign in signs) and _has_beyond(raw, number_max):
         return "bad_number"
     return "nul" if b"\\u0000" in raw and b"\\u0000" in _unescaped(raw) else ""
@@ -302,8 +315,14 @@ def sse_frame(name: str, data: object, *, event_id: str = "", retry_ms: int | No
     """
     retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
     position = b"id: %b\n" % event_id.encode() if event_id else b""
-    event = name.translate(LINE_ENDS).encode()
+    event = name.translate(_LINE_ENDS).encode()
     return b"%b%bevent: %b\ndata: %b\n\n" % (retry, position, event, msgspec.json.encode(data))
+
+
+def sse_comment(text: str, *, retry_ms: int = 0) -> bytes:
+    """A comment of an event stream; with `retry_ms` also the time after which to reconnect."""
+    retry = b"retry: %d\n" % retry_ms if retry_ms else b""
+    return b"%b: %b\n\n" % (retry, text.translate(_LINE_ENDS).encode())
 
 
 def short_hash(data: bytes) -> str:

@@ -156,13 +156,15 @@ class Answer(msgspec.Struct, frozen=True):
 class Follow(msgspec.Struct, frozen=True):
     """A response that streams the job's events as they happen, from after `after` ("" for all).
 
-    `masked` is for callers who are not the job's requester.
+    `masked` is for callers who are not the job's requester. `origin` is that of the job, if its
+    requester chose the id: the stream ends when another job has that id.
     """
 
     job_id: str
     state: str
     after: str = ""
     masked: bool = False
+    origin: tuple[str, int] | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -9,6 +9,10 @@
     ├── NotFound                  the job or queue does not exist (or has expired)
     ├── Conflict                  the store holds something that contradicts the request
     ├── QueueFull                 backpressure: try again after `retry_after_ms`
+    ├── JobFailed                 the job whose result was awaited has failed for good
+    ├── JobCancelled              the job whose result was awaited was cancelled
+    ├── InvalidResult             the result is not of the type that the task declares
+    ├── Timeout                   the job did not end in time; it goes on
     ├── LeaseLost                 the lease is no longer ours: stop, write nothing
     └── StoreError                the store answered with an error, or did not answer
         ├── ServerError           it answered with an error
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 _FRAMES_MAX = 50
 _PART_CHARS_MAX = 2_000
-_TRACEBACK_CHARS_MAX = 8_000
+TRACEBACK_CHARS_MAX = 8_000
 
 
 class TenureError(Exception):
@@ -90,6 +94,68 @@ class QueueFull(TenureError):
         super().__init__(message, contract=contract, operation="submit")
         self.retry_after_ms = retry_after_ms
 
+    @property
+    def retry_after_s(self) -> float:
+        """When to try again, in seconds from now."""
+        return self.retry_after_ms / 1000
+
+
+class JobFailed(TenureError):
+    """The job has failed for good; the message is its last error.
+
+    `error_code` is the class or code of that error. `traceback` is the worker's, "" where the
+    contract keeps none; it is also the `__cause__`, so that an uncaught error shows both.
+    """
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str = "",
+        error_code: str = "",
+        traceback: str = "",
+        attempts: int = 0,
+        contract: str = "",
+    ) -> None:
+        super().__init__(message, contract=contract, operation="result")
+        self.job_id = job_id
+        self.error_code = error_code
+        self.traceback = traceback
+        self.attempts = attempts
+        if traceback:
+            self.__cause__ = RemoteTraceback(traceback)
+
+
+class RemoteTraceback(Exception):
+    """The traceback of a worker as text, for the cause of a `JobFailed`."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class JobCancelled(TenureError):
+    """The job was cancelled before it was done."""
+
+    code = "job_cancelled"
+
+    def __init__(self, message: str, *, job_id: str = "", contract: str = "") -> None:
+        super().__init__(message, contract=contract, operation="result")
+        self.job_id = job_id
+
+
+class InvalidResult(TenureError):
+    """The job is done, but its result is not of the type that its task declares."""
+
+    code = "invalid_result"
+
+
+class Timeout(TenureError, TimeoutError):
+    """The job had not ended when the caller's time was up. It goes on; await it again or cancel."""
+
+    code = "wait_timeout"
+
 
 class LeaseLost(TenureError):
     """The lease has ended or another worker holds it. It may also answer one item of a batch."""
@@ -137,4 +203,4 @@ def traceback_of(error: BaseException) -> str:
 
     parts = traceback.format_exception(error, limit=-_FRAMES_MAX)
     short = (p if len(p) <= _PART_CHARS_MAX else f"{p[:_PART_CHARS_MAX]}...\n" for p in parts)
-    return "".join(short)[-_TRACEBACK_CHARS_MAX:]
+    return "".join(short)[-TRACEBACK_CHARS_MAX:]

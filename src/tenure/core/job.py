@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -85,6 +86,106 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     extra: dict[str, Any] = {}
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Who submitted the job, and when: two jobs that had the same id one after the other
+        differ in it."""
+        return self.requester, self.created_ms
+
+
+class JobTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job to be submitted later, as it is stored until then; `payload` is JSON text."""
+
+    task: str
+    payload: str = "null"
+    priority: int = 0
+    max_attempts: int | None = None
+    delay_ms: int = 0
+    ttl_ms: int | None = None
+    gid: str = ""
+    trace: str = ""
+    options: dict[str, Any] = {}
+
+    def job(self, job_id: str, *, delay_ms: int | None = None) -> NewJob:
+        """The job under this id. Its idempotency key is the id: some queues keep keys longer."""
+        return NewJob(
+            task=self.task,
+            payload=self.payload.encode(),
+            job_id=job_id,
+            idempotency_key=job_id,
+            priority=self.priority,
+            delay_ms=self.delay_ms if delay_ms is None else delay_ms,
+            max_attempts=self.max_attempts,
+            ttl_ms=self.ttl_ms,
+            gid=self.gid,
+            trace=self.trace,
+            options=self.options,
+        )
+
+
+def template_of(job: NewJob) -> JobTemplate:
+    """The template that makes such jobs."""
+    return JobTemplate(
+        task=job.task,
+        payload=job.payload.decode(),
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        delay_ms=job.delay_ms,
+        ttl_ms=job.ttl_ms,
+        gid=job.gid,
+        trace=job.trace,
+        options=job.options,
+    )
+
+
+Missed = Literal["skip", "one", "all"]
+"""What becomes of the times that passed while no worker ran: nothing, one job, a job for each."""
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Jobs by a cron pattern (`cron`, in the time zone `tz`) or an interval (`every_ms`).
+
+    `declared` says that a task declares it, and not a client. `next_ms` is the next time for which
+    no job is stored yet (0: there is none), `last_id` the job of the last one. `error` is why the
+    queue refused that job.
+    """
+
+    name: str
+    template: JobTemplate
+    cron: str = ""
+    every_ms: int = 0
+    tz: str = "UTC"
+    missed: Missed = "one"
+    declared: bool = False
+    next_ms: int = 0
+    last_ms: int = 0
+    last_id: str = ""
+    error: str = ""
+
+
+class Children(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs that a job waited for, by their ids (in bullmq by keys such as `bull:scenes:17`).
+
+    `results` are of those that completed, in the order of the chain or gather; iterating gives
+    them. `failures` are the reasons of those that failed and whose failure is ignored. `fatal` are
+    those whose failure fails the parent, `pending` those that have not ended.
+    """
+
+    results: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    fatal: list[str] = []
+    pending: list[str] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.results.values())
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __bool__(self) -> bool:
+        """Whether there are any, in any state."""
+        return bool(self.results or self.failures or self.fatal or self.pending)
+
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a single job's own event stream; `event_id` orders them and resumes a reader."""
@@ -94,6 +195,15 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     ts_ms: int
     step: str = ""
     data: bytes = b"{}"
+
+
+def position(event_id: str) -> tuple[int, ...]:
+    """An event id as something that can be compared.
+
+    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
+    True
+    """
+    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
 
 
 KEY_CHARS_MAX = 255
@@ -117,7 +227,8 @@ def scoped_key(requester: str, key: str) -> str:
     """The store's key for an idempotency key, different for each requester.
 
     The anonymous requester's key is kept as it is. Every other key is prefixed with `@requester:`,
-    and an anonymous key that begins with @ is prefixed with `@:`.
+    and an anonymous key that begins with @ is prefixed with `@:`. A colon in the requester, which
+    a name of single sign-on may have, is escaped.
 
     >>> scoped_key("", "order-17"), scoped_key("k1", "order-17"), scoped_key("", "@k1:order-17")
     ('order-17', '@k1:order-17', '@:@k1:order-17')
@@ -125,7 +236,8 @@ def scoped_key(requester: str, key: str) -> str:
     check_key(key)
     if not requester and not key.startswith("@"):
         return key
-    return f"@{requester}:{key}"
+    scope = requester.replace("%", "%25").replace(":", "%3A")
+    return f"@{scope}:{key}"
 
 
 def check_key(key: str) -> None:
@@ -151,6 +263,16 @@ def new_job_id() -> str:
     """
     h = os.urandom(16).hex()
     return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+
+
+def derived_id(*parts: Any) -> str:
+    """An id that follows from its parts, in the form of a UUID.
+
+    >>> derived_id("job-1", "mail", "{}", 0) == derived_id("job-1", "mail", "{}", 0)
+    True
+    """
+    h = hashlib.sha256(canonical(parts)).hexdigest()
+    return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}"
 
 
 def check_job(job: NewJob) -> None:

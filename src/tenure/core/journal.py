@@ -433,13 +433,16 @@ class HistoryChecker:
         for job in self.jobs.values():
             if job.submitted is None or job.submitted.due_ms or job.claimed_at < 0:
                 continue
-            lane = (job.submitted.queue, job.submitted.priority)
-            before = latest.get(lane)
-            slack_ms = self.machine.overtake_ms
+            following = self.machine.steps.get(job.submitted.to_state, ())
+            if self.running.isdisjoint(following):  # it waits for its children first
+                continue
+            order = (job.submitted.queue, job.submitted.priority)
+            before = latest.get(order)
+            slack_ms = self.machine.order_slack_ms
             if before is not None and before.claimed_at > job.claimed_at:
                 if slack_ms and before.claimed_ms - job.claimed_ms <= slack_ms:
                     continue
                 text = f"claimed before {before.job_id}, which was submitted earlier"
                 self.found("I22", job.job_id, text, before.submitted, job.submitted)
             else:
-                latest[lane] = job
+                latest[order] = job

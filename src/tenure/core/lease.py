@@ -12,7 +12,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     they guard every later write. `lease_ms` is how long the lease lasts from the moment it was
     requested, so that the holder knows by its own clock when to stop. `handle` is the contract's
     own reference (a stream entry id, a message id). `payload` is raw JSON. `cancel_requested` is
-    set on the answer to an extend when a cancel was requested.
+    set on the answer to an extend when a cancel was requested. `ttl_ms` is the job's own time to
+    live, within which it has to be started; 0 if it has none.
     `requester` is the API key that submitted the job and `webhook_url` where an event of an outbox
     goes, "" where the contract has none. `extra` is private to the queue that made the lease.
     """
@@ -32,6 +33,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     gid: str = ""
     priority: int = 0
     trace: str = ""
+    ttl_ms: int = 0
     cancel_requested: bool = False
     requester: str = ""
     webhook_url: str = ""

@@ -3,8 +3,8 @@
 Every child leads a session of its own. Ctrl-C in a terminal therefore reaches only this process,
 and a signal to the child's process group also reaches what the child started.
 
-`launch.py` ties a child to its parent: the kernel signals the child when the parent dies. The
-kernel watches the parent's *thread*, not its process. A tied child must be started from a thread
+`launch.py` binds a child to its parent: the kernel signals the child when the parent dies. The
+kernel watches the parent's *thread*, not its process. A bound child must be started from a thread
 that lives as long as the process: the main thread, or the one behind `spawn`.
 """
 
@@ -44,7 +44,9 @@ class User:
     gid: int
 
 
-def tied(command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None) -> list[str]:
+def bound_to_parent(
+    command: Sequence[str], *, dies_by: signal.Signals, user: User | None = None
+) -> list[str]:
     """The command line that runs `command` and signals it when the starting thread ends."""
     identity = (str(user.uid), str(user.gid)) if user else ("-", "-")
     launcher = (sys.executable, "-I", "-S", str(_LAUNCHER))
@@ -100,8 +102,8 @@ def spawn(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a tied child from any thread; its output is appended to `log`."""
-    argv = tied(command, dies_by=dies_by, user=user)
+    """Start a bound child from any thread; its output is appended to `log`."""
+    argv = bound_to_parent(command, dies_by=dies_by, user=user)
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -120,7 +122,7 @@ _spawner_lock = threading.Lock()
 
 @functools.lru_cache(maxsize=1)
 def _spawner_queue(_pid: int) -> SimpleQueue[_Start]:
-    """The queue of the thread that starts tied children; a forked process gets its own."""
+    """The queue of the thread that starts bound children; a forked process gets its own."""
     queue: SimpleQueue[_Start] = SimpleQueue()
 
     def run() -> None:
@@ -264,12 +266,12 @@ _KILLED_AFTER_S = 3.0
 
 
 @contextmanager
-def stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    """Within the block the first SIGINT, SIGTERM or SIGHUP sets `stop`, the next one `hurry`."""
+def stop_on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> Iterator[None]:
+    """Within the block the first SIGINT, SIGTERM or SIGHUP sets `stop`, the next one `stop_now`."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        (stop_now if stop.is_set() else stop).set()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
@@ -305,7 +307,7 @@ class Supervisor:
 
     Children get SIGTERM when this process dies. `say` gets a sentence about each restart, `on_line`
     the name of a child and a line of its output. `broken` is a future that fails when a child
-    cannot be started. While `hurry` is set, `stop` is impatient.
+    cannot be started. While `stop_now` is set, `stop` sends the second SIGTERM at once.
     """
 
     def __init__(
@@ -319,7 +321,7 @@ class Supervisor:
         self._on_line = on_line
         self._children: dict[str, _Child] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self.hurry = asyncio.Event()
+        self.stop_now = asyncio.Event()
         self.worst_exit = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -359,7 +361,7 @@ class Supervisor:
             stopped.cancel()
 
     async def stop(self, name: str, within_s: float) -> None:
-        """SIGTERM; after `within_s` or on `hurry` a second SIGTERM; at the end SIGKILL.
+        """SIGTERM; after `within_s` or on `stop_now` a second SIGTERM; at the end SIGKILL.
 
         The signals go to the child alone, which ends its own children. A worker that gets SIGTERM
         twice hands its jobs back at once.
@@ -373,11 +375,11 @@ class Supervisor:
 
     async def _end(self, process: asyncio.subprocess.Process, within_s: float) -> None:
         ended = asyncio.ensure_future(process.wait())
-        hurried = asyncio.ensure_future(self.hurry.wait())
+        stopped_now = asyncio.ensure_future(self.stop_now.wait())
         try:
             _send(process, signal.SIGTERM)
             await asyncio.wait(
-                {ended, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+                {ended, stopped_now}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not ended.done():
                 _send(process, signal.SIGTERM)
@@ -386,12 +388,14 @@ class Supervisor:
                 _send(process, signal.SIGKILL)
             await ended
         finally:
-            hurried.cancel()
+            stopped_now.cancel()
 
     async def _spawn(self, child: _Child) -> None:
         child.started_s = time.monotonic()
         environment = {**self._environment, **child.environment}
-        child.process = await start(tied(child.argv, dies_by=signal.SIGTERM), env=environment)
+        child.process = await start(
+            bound_to_parent(child.argv, dies_by=signal.SIGTERM), env=environment
+        )
 
     async def _watch(self, child: _Child) -> None:
         while child.process is not None:

@@ -62,7 +62,7 @@ _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?", re.DOTALL)
 _UNQUOTED = re.compile(r"\S+")
 _PHRASE = re.compile(r"\S*[^\s,;](?:[^\r\n,;\"']*)|\S+")
 _HEADER_LINE = re.compile(r"[^\r\n\"']+")
-_CLASS = re.compile(r"\w+(?:Error|Exception)")  # its colon stands before a message
+_CLASS = re.compile(r"\w+(?:Error|Exception)")  # a message follows its colon
 _HEADER = re.compile("authorization|cookie")
 _CREDENTIAL = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?"
@@ -84,8 +84,8 @@ class _Thread:
         self._executor = ThreadPoolExecutor(1, "redaction")
         self._waiting = 0
 
-    async def run(self, mask: Callable[[], _T], *, patient: bool) -> _T:
-        if self._waiting >= _WAITING_MAX and not patient:
+    async def run(self, mask: Callable[[], _T], *, may_wait: bool) -> _T:
+        if self._waiting >= _WAITING_MAX and not may_wait:
             raise Refused("busy", f"{_WAITING_MAX} large jobs wait to be masked: try again")
         self._waiting += 1
         try:
@@ -94,7 +94,7 @@ class _Thread:
             self._waiting -= 1
 
 
-_APART = _Thread()
+_THREAD = _Thread()
 
 
 class Redaction:
@@ -117,15 +117,17 @@ class Redaction:
                 f"gateway.redact: {error.pattern!r} is no expression: {error}"
             ) from None
 
-    async def apart(self, chars: int, mask: Callable[[], _T], *, patient: bool = False) -> _T:
+    async def in_thread_if_large(
+        self, chars: int, mask: Callable[[], _T], *, may_wait: bool = False
+    ) -> _T:
         """Run a function that masks `chars` characters, in the thread if they are many.
 
-        Raises `Refused` if too many calls wait for the thread, unless `patient`, which is for the
+        Raises `Refused` if too many calls wait for the thread, unless `may_wait`, which is for the
         few readers of the gateway itself.
         """
         if chars <= _LARGE:
             return mask()
-        return await _APART.run(mask, patient=patient)
+        return await _THREAD.run(mask, may_wait=may_wait)
 
     async def shown(self, job: JobRecord, caller: Caller) -> JobRecord:
         """A job as this caller may see it: unmasked for its requester."""
@@ -133,13 +135,13 @@ class Redaction:
 
     async def seen(self, job: JobRecord) -> JobRecord:
         """Like `record`, in the thread if the job is large."""
-        return await self.apart(size_of(job), partial(self.record, job))
+        return await self.in_thread_if_large(size_of(job), partial(self.record, job))
 
-    async def events(self, events: list[JobEvent], *, patient: bool = False) -> list[JobEvent]:
+    async def events(self, events: list[JobEvent], *, may_wait: bool = False) -> list[JobEvent]:
         """Events, masked for callers who did not submit the job."""
         chars = sum(_searched_chars(event.data) for event in events)
-        return await self.apart(
-            chars, lambda: [self.event(event) for event in events], patient=patient
+        return await self.in_thread_if_large(
+            chars, lambda: [self.event(event) for event in events], may_wait=may_wait
         )
 
     def record(self, job: JobRecord) -> JobRecord:

@@ -1,9 +1,10 @@
 """Contracts and queue URLs.
 
-A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`. The word before the first `+` (or
-before `://`) names the contract, the rest is the store's address. A contract of ours is a folder
-under `tenure.contracts` whose `CONTRACT` describes it. One in a package of its own is an entry
-point of the group `tenure.contracts` that names a `Contract`. Nothing else registers a contract.
+A queue is a URL: `streams+redis://host:6379/0?lease_ms=15000`, or its name in tenure.toml. The word
+before the first `+` (or before `://`) names the contract, the rest is the store's address. A
+contract of ours is a folder under `tenure.contracts` whose `CONTRACT` describes it. One in a
+package of its own is an entry point of the group `tenure.contracts` that names a
+`Contract`. Nothing else registers a contract.
 """
 
 from __future__ import annotations
@@ -115,6 +116,16 @@ def _masked_option(option: str) -> str:
     return option if masked == plain else f"{name}={masked}"
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, numbered where several queues have the same.
+
+    >>> unique_names(["streams", "plane", "streams"])
+    ['streams', 'plane', 'streams~2']
+    """
+    earlier = (list(names[:at]).count(name) for at, name in enumerate(names))
+    return [f"{name}~{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
+
+
 def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
     """Raise `UsageError` for an option below its lowest value."""
     for name, lowest in least.items():
@@ -124,12 +135,15 @@ def check_least(options: msgspec.Struct, contract: str, **least: int) -> None:
 
 
 def parse_url(text: str) -> QueueUrl:
-    """Split a queue URL; raises `UsageError` for anything else."""
-    scheme, separator, _ = text.partition("://")
-    if not separator or not scheme:
-        raise UsageError(
-            f"{text!r} is not a queue URL; one looks like streams+redis://localhost:6379/0"
-        )
+    """Split a queue URL, or that of the queue that tenure.toml has under this name.
+
+    Raises `UsageError` for anything else.
+    """
+    if text.find("://") <= 0:
+        from tenure.core.config import queue_url
+
+        text = queue_url(text)
+    scheme, _, _ = text.partition("://")
     contract, _, store_scheme = scheme.partition("+")
     try:
         parts = urlsplit(text)
@@ -193,6 +207,9 @@ class Contract:
     foreign_writers  programs that write no journal may work on its queues
     is_fifo          what was submitted first is claimed first
     is_timed         a position in the journal holds the store's own time
+    submit_options   which of `priority`, `group`, `ttl_s` and `unique` its jobs can have
+    unique_option    its own job options for `unique`
+    has_flows        its jobs can be chained and gathered
     """
 
     machine: Machine
@@ -213,6 +230,9 @@ class Contract:
     foreign_writers: bool = False
     is_fifo: bool = False
     is_timed: bool = False
+    submit_options: frozenset[str] = frozenset()
+    unique_option: Callable[[str], dict[str, Any]] | None = None
+    has_flows: bool = True
 
     @property
     def name(self) -> str:
@@ -294,8 +314,8 @@ def open_journal(url: str) -> Journal:
 def open_part(url: str, part: str, **given: Any) -> Any:
     """A part that only some contracts have, by its name in `Contract.parts`.
 
-    There are `database`, `box`, `outbox`, `credentials` and `endpoint_secrets`. `given` is for the
-    part.
+    There are `database`, `box`, `outbox`, `credentials`, `endpoint_secrets` and `news`, which names
+    the jobs that changed where the journal does not name all of them. `given` is for the part.
     """
     parsed = parse_url(url)
     opener = contract_of(parsed).parts.get(part)

@@ -28,6 +28,7 @@ from tenure.core.outcome import (
 
 Jitter = Literal["none", "equal", "full"]
 
+_CODE_CHARS_MAX = 80
 _MESSAGE_CHARS_MAX = 2_000
 # Beyond this exponent every delay is at its cap; 2**attempt would overflow.
 _EXPONENT_MAX = 32
@@ -127,7 +128,10 @@ def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Fa
     if said != message[:_MESSAGE_CHARS_MAX]:
         said += f" ({REPLACED})"
     return Failure(
-        code=whole_text(code), message=said, stack=whole_text(stack), retryable=retryable
+        code=whole_text(code[:_CODE_CHARS_MAX]),
+        message=said,
+        stack=whole_text(stack),
+        retryable=retryable,
     )
 
 

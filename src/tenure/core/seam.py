@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from tenure.core.errors import LeaseLost
-from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.job import Children, JobEvent, JobRecord, NewJob, Schedule, Submitted
 from tenure.core.journal import JournalEvent
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
@@ -40,6 +40,71 @@ class Quarantined:
     reason: str
 
 
+class Records(Protocol):
+    """Small texts in groups, beside a queue and in its own store; none of them is empty."""
+
+    async def read(self, group: str) -> tuple[int, dict[str, str]]:
+        """The store's time, and the records of a group by name."""
+
+    async def get(self, group: str, name: str) -> str:
+        """One record, "" if there is none."""
+
+    async def swap(
+        self, group: str, name: str, before: str, after: str, *, keep_ms: int = 0
+    ) -> bool:
+        """Replace a record that is `before` ("": absent) by `after` ("": removed).
+
+        True if the record is `after` now, so the call may be sent again. With `keep_ms` the record
+        may be gone after so long.
+        """
+
+    async def size(self, group: str) -> int:
+        """How many records a group has."""
+
+    async def expire(self, group: str, keep_ms: int) -> None:
+        """Keep a group for so long only."""
+
+
+class Schedules(Protocol):
+    """The schedules of a queue."""
+
+    async def put(self, schedule: Schedule) -> Schedule:
+        """Store a schedule under its name, or change it; as it is now. Repeating it is harmless."""
+
+    async def list(self) -> Sequence[Schedule]:
+        """All schedules, the next one due first."""
+
+    async def remove(self, name: str) -> bool:
+        """Remove a schedule; False if there is none. Jobs that it has stored stay."""
+
+    async def enqueue_due(
+        self, submit: Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]], ahead_ms: int
+    ) -> Sequence[Schedule]:
+        """Store the jobs that are due within `ahead_ms`, each once; the schedules that moved on.
+
+        Any number of workers may call it at the same time.
+        """
+
+
+class Flows(Protocol):
+    """Jobs that wait for others: stages, each of which begins when the one before is done."""
+
+    async def start(self, flow_id: str, stages: Sequence[Sequence[NewJob]]) -> Sequence[Submitted]:
+        """Store a flow; the answers to the jobs of its first stage. Repeating it is harmless.
+
+        The jobs get the ids `<flow>@<stage>.<number>`, counted from 0.
+        """
+
+    async def finished(self, job_id: str, result: bytes) -> Sequence[Submitted]:
+        """Called before a completed job is settled: submit what waited for it, if anything did."""
+
+    async def before(self, job_id: str) -> Sequence[str]:
+        """The jobs that a job waits for which is not stored yet."""
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for."""
+
+
 class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue has beyond the seven methods. Functions are None where it has no such feature.
 
@@ -50,9 +115,12 @@ class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     replaces_payload  a handler can replace its job's payload
     holds_nul         text may contain NUL
     take_quarantined  the records that were set aside as unreadable since the last call
-    children          what the children of a job left; jobs can wait for children
+    parks             a handler may raise `Park`: its job waits for children that it has added
     custom_backoff    the name of a backoff that the queue does not know, and the attempts made
     job_options       the options that a job was added with, in the contract's own words
+    contract          the name of its contract
+    schedules         its schedules
+    flows             jobs that wait for others
     start, drain      called by a gateway: begin background tasks; answer calls that wait for a job
     """
 
@@ -63,9 +131,12 @@ class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     replaces_payload: bool = False
     holds_nul: bool = True
     take_quarantined: Callable[[], list[Quarantined]] | None = None
-    children: Callable[[str], Coroutine[Any, Any, Any]] | None = None
+    parks: bool = False
     custom_backoff: Callable[[Lease], tuple[str, int] | None] | None = None
     job_options: Callable[[Lease], dict[str, Any]] | None = None
+    contract: str = ""
+    schedules: Schedules | None = None
+    flows: Flows | None = None
     start: Callable[[], None] | None = None
     drain: Callable[[], None] | None = None
 
@@ -116,7 +187,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A ledger ends a page early when its jobs or events carry so many bytes."""
+"""A ledger ends a page early when its jobs or events carry this many bytes."""
 READ_STEP = 25
 """How many whole jobs or events one call reads: their size is known only afterwards."""
 
@@ -191,12 +262,14 @@ class LedgerFeatures(msgspec.Struct, frozen=True, kw_only=True):
     unfinished  how many jobs of a requester have not ended, counted up to a limit
     changes     the new events of many jobs, each after its own cursor, without waiting
     waiter      waits for such events
+    schedules   its schedules
     """
 
     is_outbox: bool = False
     unfinished: Callable[[str, int], Awaitable[int]] | None = None
     changes: ReadChanges | None = None
     waiter: EventWaiter | None = None
+    schedules: Schedules | None = None
 
 
 class Ledger(Protocol):
@@ -243,14 +316,24 @@ class Ledger(Protocol):
         """Close the connections."""
 
 
+NOW = "$"
+"""The cursor for `Journal.wait` that skips every event before the call."""
+
+
 class Journal(Protocol):
-    """The ordered history of a queue, read by position."""
+    """The ordered history of a queue. A cursor is the `seq` of an event, or made by `since`."""
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position ("" for the oldest kept), oldest first."""
+        """Events after a cursor ("" for the oldest kept), oldest first."""
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
+
+    def since(self, ts_ms: int) -> str:
+        """A cursor before every event since this time; some earlier events may follow it too."""
+
+    async def last(self) -> str:
+        """A position such that no event at or before it can still be added."""
 
     async def close(self) -> None:
         """Close the connections."""

@@ -33,9 +33,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     reopen: Mapping[str, tuple[str, ...]] = {}
     cancelled: tuple[str, ...] = ()
     """Final states of jobs that ended on request."""
-    walks: tuple[tuple[str, ...], ...] = ()
-    """Several steps of the table that one write may make at once, each from first to last state."""
-    overtake_ms: int = 0
+    combined_steps: tuple[tuple[str, ...], ...] = ()
+    """Paths of several steps that one write may make at once: all states, from first to last."""
+    order_slack_ms: int = 0
     """How far claim order may differ from submit order, because a crashed claim returns its locked
     jobs. 0: not at all."""
 
@@ -61,9 +61,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return to_state in table.get(from_state, ())
 
     def reaches(self, from_state: str, to_state: str) -> bool:
-        """Whether one write may lead there: by one step, or by a walk of several."""
+        """Whether one write may lead there: by one step, or by several that it combines."""
         return self.allows(from_state, to_state) or any(
-            (walk[0], walk[-1]) == (from_state, to_state) for walk in self.walks
+            (path[0], path[-1]) == (from_state, to_state) for path in self.combined_steps
         )
 
     def require(self, from_state: str, to_state: str, *, reopening: bool = False) -> None:

@@ -17,7 +17,8 @@ FormatName = Literal["mp4", "webm", "m4a", "mp3", "ogg", "wav", "jpg"]
 Url = Annotated[str, Meta(max_length=URL_CHARS_MAX)]
 # In Python `$` also matches before a final line feed; clients that read the schema have no `\Z`.
 _Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{0,63}$(?!\n)")]
-_Secret = Annotated[str, Meta(max_length=8_192)]
+# Without control characters: a secret becomes a header, and the storage client panics at others.
+_Secret = Annotated[str, Meta(max_length=8_192, pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")]
 FileName = Annotated[
     str,
     Meta(

@@ -38,6 +38,7 @@ from tenure.dashboard.views import (
     JobFull,
     JobList,
     NewJobBody,
+    ScheduleList,
     SubmittedJob,
     WorkerList,
     backlog,
@@ -47,6 +48,7 @@ from tenure.dashboard.views import (
     job_full,
     job_row,
     outboxes,
+    schedules,
     workers,
 )
 from tenure.dashboard.watch import Figures, JournalWatch
@@ -54,6 +56,7 @@ from tenure.dashboard.watch import Figures, JournalWatch
 T = TypeVar("T")
 
 ROUTE = "tenure.route"  # scope key: the path template, for the metrics
+BASE = "tenure.base"  # scope key: the prefix under which an application serves the gateway
 _CATCH_UP_S = 2.0
 _SEARCHES_MAX = 8
 _WITH_BODY = (400, 404, 413, 415, 422)
@@ -243,6 +246,8 @@ class Api:
                  self._events, EventList, asks=ReadEvents, problems=(404, 422)),
             _get("/api/workers", "listWorkers", "Workers and their running jobs",
                  self._workers, WorkerList),
+            _get("/api/schedules", "listSchedules", "Schedules, the next one due first",
+                 self._schedules, ScheduleList),
             _get("/api/dead", "listDead", "Dead letters by error class",
                  self._dead, DeadList),
             _get("/api/stats", "readStats", "Rates and durations of the last five minutes",
@@ -331,6 +336,9 @@ class Api:
         self._watch.touch()
         return Answer(200, WorkerList(await workers(self._queues, self._finder, self._watch)))
 
+    async def _schedules(self, call: Call) -> Answer:
+        return Answer(200, ScheduleList(await schedules(self._queues)))
+
     async def _dead(self, call: Call) -> Answer:
         return Answer(200, await dead_letters(self._finder, scan_max=COUNT_MAX))
 
@@ -341,9 +349,11 @@ class Api:
         return Answer(200, StatsView(self._watch.figures(), queues))
 
     async def _backlog(self, call: Call) -> Answer:
-        queue = call.path["queue"]
-        counts = await self._queues[queue].ledger.counts()
-        return Answer(200, backlog(queue, counts, per_worker=call.query.per_worker))
+        queue = self._queues[call.path["queue"]]
+        counts = await queue.ledger.counts()
+        per_worker = call.query.per_worker
+        found = backlog(queue.name, queue.contract, counts, per_worker=per_worker)
+        return Answer(200, found)
 
     async def _audit(self, call: Call) -> Answer:
         query: ReadAudit = call.query

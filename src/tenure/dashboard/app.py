@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import structlog
@@ -32,7 +33,6 @@ from tenure.core.redaction import MASK, Redaction
 from tenure.dashboard import display
 from tenure.dashboard.actions import VERBS, Actions, Verb
 from tenure.dashboard.api import (
-    ROUTE,
     Api,
     SearchLimit,
     run_while_connected,
@@ -40,8 +40,8 @@ from tenure.dashboard.api import (
 )
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.finder import JobFinder
-from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, with_params
-from tenure.dashboard.queues import OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.pages import Page, PageHandler, PageRequest, Pages, base_of, with_params
+from tenure.dashboard.queues import OpenQueue, QueueRegistry
 from tenure.dashboard.search import parse_now
 from tenure.dashboard.views import QueueWarning, outboxes
 from tenure.dashboard.watch import JournalWatch, LiveStreams
@@ -59,6 +59,7 @@ _STORE_AWAY = {
     "title": "The store does not answer",
     "text": "This page reloads when the store answers. To find the cause: tenure doctor",
 }
+_AWAY_LOG_S = 60.0
 _CHUNK_BYTES = 1 << 16
 _LOGIN_BYTES_MAX = 8_192
 _FIELDS_MAX = 1_000
@@ -133,7 +134,6 @@ def templates() -> Environment:
     )
     for name in ("duration", "number", "share", "moment", "clock"):
         environment.filters[name] = getattr(display, name)
-    environment.filters["kind"] = kind_of
     environment.globals["ago"] = display.ago
     return environment
 
@@ -168,6 +168,7 @@ class Dashboard:
         self._read_body = read_body
         self._form_bytes_max = form_bytes_max
         self._notices = _Notices()
+        self._away_logged_s: dict[str, float] = {}
         self.searches = SearchLimit()
         self.watch = JournalWatch(queues)
         self._live = LiveStreams(self.watch)
@@ -184,7 +185,7 @@ class Dashboard:
             store_warnings=store_warnings,
         )
         self._forms = _Forms(queues, self.actions, self._notices, redaction)
-        self._routes = self._declare_routes()
+        self.declared = self._declare_routes()
 
     def endpoints(self) -> list[Endpoint]:
         """The endpoints of /api."""
@@ -202,14 +203,10 @@ class Dashboard:
 
     def routes(self) -> list[Route]:
         """Pages, forms and static files."""
-        return [route for route, _ in self._routes]
-
-    @property
-    def rights(self) -> dict[str, Right]:
-        """The right that each of these routes requires, by path."""
-        return {route.path: right for route, right in self._routes}
+        return [route for route, _ in self.declared]
 
     def _declare_routes(self) -> list[tuple[Route, Right]]:
+        """Each route with the right that it requires."""
         pages = [
             (Route(path, self._page(path, handle)), _READ)
             for path, handle in self._pages.handlers().items()
@@ -217,7 +214,7 @@ class Dashboard:
         forms = []
         for path, (does, act) in self._forms.handlers().items():
             right = Right("admin", "all", does=does, audit="handler")
-            forms.append((Route(path, self._form(path, act, right), methods=["POST"]), right))
+            forms.append((Route(path, self._form(act, right), methods=["POST"]), right))
         return [
             (Route("/live", self._serve_live), _READ),
             (Route("/login", self._login, methods=["GET", "POST"]), _SIGN_IN),
@@ -233,7 +230,6 @@ class Dashboard:
                 return _HeldResponse(await render(request, slot), slot.pop_all())
 
         async def render(request: Request, slot: ExitStack) -> Response:
-            request.scope[ROUTE] = path
             admitted: PageRequest | None = None
             try:
                 found = await self._admit(request, _READ)
@@ -247,19 +243,25 @@ class Dashboard:
             except NotFound as error:
                 page = _problem(404, "Not found", str(error))
             except StoreError as error:
-                _log.warning("page_store_away", path=path, error=str(error))
+                self._log_away(path, error)
                 page = _problem(503, **_STORE_AWAY)
             except TenureError as error:
                 page = _problem(
                     429 if isinstance(error, Refused) else 409, "Not possible", str(error)
                 )
-            return self._render(admitted, page)
+            return self._render(request, admitted, page)
 
         return endpoint
 
-    def _form(self, path: str, act: _FormHandler, right: Right) -> Any:
+    def _log_away(self, path: str, error: StoreError) -> None:
+        """Log at most once a minute per page: anyone may ask for one, and pages reload."""
+        now_s = time.monotonic()
+        if now_s - self._away_logged_s.get(path, -_AWAY_LOG_S) >= _AWAY_LOG_S:
+            self._away_logged_s[path] = now_s
+            _log.warning("page_store_away", path=path, error=str(error))
+
+    def _form(self, act: _FormHandler, right: Right) -> Any:
         async def endpoint(request: Request) -> Response:
-            request.scope[ROUTE] = path
             admitted = await self._admit(request, right)
             if isinstance(admitted, Response):
                 return admitted
@@ -269,7 +271,7 @@ class Dashboard:
             try:
                 target = await act(replace(admitted, form=form))
             except TenureError as error:
-                back = local_path(dict(form).get("next", ""), "/")
+                back = local_path(dict(form).get("next", ""), admitted.base + "/")
                 target = self._notices.leave(back, f"Not done: {error}")
             return RedirectResponse(target, 303)
 
@@ -280,16 +282,16 @@ class Dashboard:
         if caller is None:
             query = request.scope["query_string"].decode("latin-1")
             here = _path_of(request) + (f"?{query}" if query else "")
-            back = here if request.method == "GET" else "/"
-            return RedirectResponse(with_params("/login", next=back), 303)
+            base = base_of(request)
+            back = here if request.method == "GET" else f"{base}/"
+            return RedirectResponse(with_params(f"{base}/login", next=back), 303)
         admitted = PageRequest(request, caller)
         refusal = right.refusal(caller)
         if refusal:
-            return self._render(admitted, _problem(403, "Not for this key", refusal))
+            return self._render(request, admitted, _problem(403, "Not for this key", refusal))
         return admitted
 
     async def _serve_live(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/live"
         caller = await self._auth.caller(request)
         if caller is None:
             return Response(status_code=401)
@@ -307,28 +309,30 @@ class Dashboard:
         return StreamingResponse(frames, headers=_STREAM_HEADERS, media_type="text/event-stream")
 
     async def _login(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/login"
+        home = base_of(request) + "/"
         if request.method == "GET":
-            back = local_path(str(request.query_params.get("next", "/")), "/")
-            return self._render(None, Page("login.html", {"title": "Sign in", "next": back}))
+            back = local_path(str(request.query_params.get("next", "")), home)
+            page = Page("login.html", {"title": "Sign in", "next": back})
+            return self._render(request, None, page)
         form = dict(_read_fields(request, await self._read_body(request, _LOGIN_BYTES_MAX)))
         cookie = await self._auth.sign_in(form.get("key", "").strip(), request)
-        target = local_path(form.get("next", "/"), "/")
+        target = local_path(form.get("next", ""), home)
         if cookie is None:
             values = {"title": "Sign in", "next": target, "wrong": True}
-            return self._render(None, Page("login.html", values, status=401))
+            return self._render(request, None, Page("login.html", values, status=401))
         return RedirectResponse(target, 303, headers={"set-cookie": cookie})
 
     async def _logout(self, request: Request) -> Response:
-        request.scope[ROUTE] = "/logout"
         cookie = await self._auth.sign_out(request)
-        return RedirectResponse("/login", 303, headers={"set-cookie": cookie})
+        return RedirectResponse(f"{base_of(request)}/login", 303, headers={"set-cookie": cookie})
 
-    def _render(self, admitted: PageRequest | None, page: Page) -> Response:
+    def _render(self, request: Request, admitted: PageRequest | None, page: Page) -> Response:
+        base = base_of(request)
         values: dict[str, Any] = {
+            "base": base,
             "wrong": False,
             "now_ms": display.now_ms(),
-            "path": admitted.request.scope["path"] if admitted else "/login",
+            "path": request.scope["path"].removeprefix(unquote(base)),
             "here": _here(admitted),
             "may_act": bool(admitted and admitted.may_act),
             "who": admitted.who if admitted else "",
@@ -362,9 +366,8 @@ class _HeldResponse(Response):
 
 
 async def _static(request: Request) -> Response:
-    request.scope[ROUTE] = "/static"
     asset = assets().get(request.path_params["name"])
-    if asset is None or asset.path != request.scope["path"]:
+    if asset is None or asset.path != "/static/{digest}/{name}".format(**request.path_params):
         return Response(status_code=404)
     headers = {"cache-control": _CACHE_FOR_EVER, "content-type": asset.media}
     return Response(asset.content, headers=headers)
@@ -376,15 +379,19 @@ def _problem(status: int, title: str, text: str) -> Page:
 
 def _here(admitted: PageRequest | None) -> str:
     """The address of the page without its notice, for forms that return to it."""
-    if admitted is None or admitted.request.method != "GET":
+    if admitted is None:
         return "/"
+    if admitted.request.method != "GET":
+        return f"{admitted.base}/"
     params = {k: v for k, v in admitted.request.query_params.multi_items() if k != "n"}
     return with_params(_path_of(admitted.request), **params)
 
 
 def _path_of(request: Request) -> str:
     """The path as the client sent it, independent of the Host header."""
-    return str(request.scope.get("raw_path", b"/").decode("latin-1"))
+    path = str(request.scope.get("raw_path", b"/").decode("latin-1"))
+    root = request.scope.get("root_path", "")
+    return path if path.startswith(root) else root + path  # a proxy may strip the root path
 
 
 def local_path(text: str, default: str) -> str:
@@ -459,16 +466,18 @@ class _Forms:
             answers.update(await self._actions.act(request.who, verb, queue, job_ids))
         removed_itself = verb == "remove" and request.field("gone") and answers["ok"]
         back = request.field("gone") if removed_itself else request.field("next")
-        return self._notices.leave(local_path(back, "/jobs"), _summary(verb, answers))
+        return self._notices.leave(
+            local_path(back, f"{request.base}/jobs"), _summary(verb, answers)
+        )
 
     async def _bulk(self, request: PageRequest) -> str:
         search, verb = parse_now(request.field("q")), _verb(request.field("verb"))
         bulk = await self._actions.begin(request.who, verb, search)
-        return f"/bulk/{bulk.id}"
+        return f"{request.base}/bulk/{bulk.id}"
 
     async def _bulk_stop(self, request: PageRequest) -> str:
         bulk = await self._actions.stop(request.who, request.field("bulk"))
-        return f"/bulk/{bulk.id}"
+        return f"{request.base}/bulk/{bulk.id}"
 
     async def _queue(self, request: PageRequest) -> str:
         verb, name = request.field("verb"), request.field("queue")
@@ -477,7 +486,7 @@ class _Forms:
                 f"{verb!r} is not an action on a queue; the actions are pause and resume"
             )
         await self._actions.steer(request.who, "pause" if verb == "pause" else "resume", name)
-        back = local_path(request.field("next"), "/queues")
+        back = local_path(request.field("next"), f"{request.base}/queues")
         return self._notices.leave(back, f"{name} is {verb}d.")
 
     async def _redeliver(self, request: PageRequest) -> str:
@@ -485,18 +494,19 @@ class _Forms:
         if not chosen:
             raise UsageError("no event is selected: tick some first")
         answers = await self._actions.redeliver(request.who, request.field("queue"), chosen)
-        back = local_path(request.field("next"), "/outbox")
+        back = local_path(request.field("next"), f"{request.base}/outbox")
         return self._notices.leave(back, _summary("redeliver", Counter(answers)))
 
     async def _submit(self, request: PageRequest) -> str:
         queue, text = request.field("queue"), request.field("payload")
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text), lambda: _json_of(text)),
+            payload=await self._redaction.in_thread_if_large(len(text), lambda: _json_of(text)),
             requester=request.caller.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job)
-        return self._notices.leave(display.job_path(queue, submitted.job_id), "Submitted.")
+        path = request.base + display.job_path(queue, submitted.job_id)
+        return self._notices.leave(path, "Submitted.")
 
     async def _replay(self, request: PageRequest) -> str:
         """Submit a copy of a job with the edited payload."""
@@ -515,14 +525,14 @@ class _Forms:
 
         job = NewJob(
             task=_task(request),
-            payload=await self._redaction.apart(len(text) + len(before), restored),
+            payload=await self._redaction.in_thread_if_large(len(text) + len(before), restored),
             priority=old.priority,
             max_attempts=old.max_attempts or None,
             gid=old.gid,
             requester=old.requester,
         )
         submitted = await self._actions.submit(request.who, queue, job, why=f"replay {job_id}")
-        path = display.job_path(queue, submitted.job_id)
+        path = request.base + display.job_path(queue, submitted.job_id)
         return self._notices.leave(path, f"Replay of {job_id}.")
 
 

@@ -3,7 +3,8 @@
 The entries form a hash chain: each has a number, the hash of the entry before it, and a hash of
 both and its own text. `verify` names the first entry that was altered, removed or inserted. It
 cannot detect that the end of the log is missing; for that, the operator keeps the head elsewhere.
-Pruning entries beyond `keep` adds an entry to the chain that names the last one removed.
+Pruning entries beyond `keep` adds an entry to the chain that names the last one removed. `verify`
+believes it only if `keep` entries lie between the two, so a forged one hides no recent entry.
 """
 
 from __future__ import annotations
@@ -155,17 +156,27 @@ def read_export(lines: Iterable[bytes]) -> list[Link]:
     ]
 
 
-def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> ChainCheck:
+def verify(
+    links: Sequence[Link], *, head: str = "", whole: bool = True, keep: int = _KEEP
+) -> ChainCheck:
     """Check a chain from its oldest entry on; `whole` is False for a part, such as an export.
 
-    `head` is the hash of an earlier head of the log: its entry must still exist.
+    `head` is the hash of an earlier head of the log: its entry must still exist. `keep` is the
+    setting of the gateways; an entry about pruning that left fewer entries is not theirs.
     """
     chain = [link for link in links if link.hash]
     begun = links.index(chain[0]) if chain else len(links)
-    start = _checkpoint(chain)
+    prunings = _prunings(chain)
+    start = max((named for seq, named in prunings if seq - named[0] > keep), default=(0, ""))
     if chain and not whole:
         start = chain[0].seq - 1, chain[0].prev
     at, problem = _first_problem(links[begun:], *start)
+    doubtful = [seq for seq, named in prunings if problem and named[0] >= at > start[0]]
+    if whole and doubtful:
+        problem += (
+            f"; entry {doubtful[0]} calls that pruning, but gateways keep {keep} entries. If "
+            "gateway.audit_keep was smaller then, verify with TENURE_GATEWAY_AUDIT_KEEP set to that"
+        )
     last = chain[-1] if chain else Link(seq=0, prev="", hash="", entry=b"")
     if not problem and head and head != start[1] and all(link.hash != head for link in chain):
         at = last.seq + 1
@@ -181,15 +192,15 @@ def verify(links: Sequence[Link], *, head: str = "", whole: bool = True) -> Chai
     )
 
 
-def _checkpoint(chain: Sequence[Link]) -> tuple[int, str]:
-    """Number and hash of the last pruned entry, from the entries about pruning."""
-    latest = (0, "")
+def _prunings(chain: Sequence[Link]) -> list[tuple[int, tuple[int, str]]]:
+    """The entries about pruning: their number, and number and hash of the last pruned entry."""
+    found = []
     for link in chain:
         if _PRUNE.encode() in link.entry and (entry := link.read()).action == _PRUNE:
             named = _PRUNED.fullmatch(entry.outcome)
             if named is not None:
-                latest = max(latest, (int(named[1]), named[2]))
-    return latest
+                found.append((link.seq, (int(named[1]), named[2])))
+    return found
 
 
 def _first_problem(links: Sequence[Link], seq: int, prev: str) -> tuple[int, str]:

@@ -17,9 +17,9 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
-from tenure.core.state import Kind
+from tenure.core.portable import State, state_of
 from tenure.dashboard.display import decode_json, duration
-from tenure.dashboard.queues import event_kind, kind_of
+from tenure.dashboard.queues import event_state
 from tenure.dashboard.watch import WINDOW_S, Second, bucket_ms
 
 _BANDS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -30,7 +30,8 @@ Phase = Literal["wait", "run", "backoff"]
 _PHASES: dict[Phase, str] = {"wait": "waited", "run": "ran", "backoff": "rested"}
 _ATTEMPTS_SHOWN = 200
 _MS_DIGITS_MAX = 15
-_ENDS: tuple[Kind, ...] = ("done", "failed", "cancelled")
+_BY_STEP: dict[str, State] = {"retry": "waiting", "fail": "failed"}
+_ENDS: tuple[State, ...] = ("done", "failed", "cancelled")
 
 _DAYS_MAX = 14
 _HOURS_MAX = 168
@@ -58,7 +59,7 @@ class AttemptBar(msgspec.Struct, frozen=True):
 
     number: int
     segments: tuple[Segment, ...]
-    end: Kind | Literal["retry", ""] = ""
+    end: State | Literal["retry", ""] = ""
     worker: str = ""
 
 
@@ -84,10 +85,10 @@ def timeline(job: JobRecord, events: Sequence[JobEvent], *, now_ms: int) -> Time
     """The timeline from the events of a job of any contract; without events, from the record."""
     builder = _Builder(job)
     for event in events:
-        # A job that will be retried may be in a state that is final in another contract.
-        kind = "waiting" if event.step == "retry" else event_kind(event.type)
-        if kind is not None:
-            builder.step(kind, event)
+        # A failed attempt may rest in a state of its own: the step says what becomes of it.
+        state = _BY_STEP.get(event.step) or event_state(job.contract, event.type)
+        if state is not None:
+            builder.step(state, event)
     return builder.finish(now_ms)
 
 
@@ -105,18 +106,18 @@ class _Builder:
         self._has_events = False
         self._ended = False
 
-    def step(self, kind: Kind, event: JobEvent) -> None:
+    def step(self, state: State, event: JobEvent) -> None:
         ts_ms = event.ts_ms or self._since_ms
         self._has_events = True
-        if kind == "running":
+        if state == "running":
             if self._phase == "run":
                 return  # a stage within the same attempt
             self._close(ts_ms)
             self._phase = "run"
             self._worker = _worker_in(event)
         elif self._phase == "run":
-            self._end_attempt(ts_ms, kind, event)
-        elif kind in _ENDS:
+            self._end_attempt(ts_ms, state, event)
+        elif state in _ENDS:
             if not self._ended:  # two events may report the same failure
                 self._close(ts_ms)
             self._ended = True
@@ -124,15 +125,15 @@ class _Builder:
             self._phase, self._since_ms, self._ended = "wait", ts_ms, False
 
     def finish(self, now_ms: int) -> Timeline:
-        over = kind_of(self._job.state) in _ENDS
+        state = state_of(self._job)
+        over = state in _ENDS
         until_ms = self._job.updated_ms if over and self._job.updated_ms else now_ms
         if not over:
             self._close(max(until_ms, self._since_ms), still=True)
         elif self._phase == "run" and not self._ended:  # the final event is not kept
             self._close(max(until_ms, self._since_ms))
         if self._segments:
-            end: Any = kind_of(self._job.state) if over else ""
-            self._attempts.append(self._attempt(end))
+            self._attempts.append(self._attempt(state if over else ""))
         shown = self._attempts[-_ATTEMPTS_SHOWN:]
         spans = [segment for attempt in shown for segment in attempt.segments]
         first = min((segment.from_ms for segment in spans), default=self._job.created_ms)
@@ -140,10 +141,10 @@ class _Builder:
         earlier = len(self._attempts) - len(shown)
         return Timeline(tuple(shown), first, max(last, first + 1), not self._has_events, earlier)
 
-    def _end_attempt(self, ts_ms: int, kind: Kind, event: JobEvent) -> None:
+    def _end_attempt(self, ts_ms: int, state: State, event: JobEvent) -> None:
         self._close(ts_ms)
-        if kind in _ENDS:
-            self._attempts.append(self._attempt(kind))
+        if state in _ENDS:
+            self._attempts.append(self._attempt(state))
             self._ended, self._phase, self._since_ms = True, "wait", ts_ms
             return
         self._attempts.append(self._attempt("retry"))

@@ -186,7 +186,7 @@ class JobFinder:
         if position.ended or not search.wants_queue(queue.name):
             return None
         try:
-            states = search.states(await self._known(queue))
+            states = search.states(queue.contract, await self._known(queue))
         except StoreError as error:
             return _Source(queue, (), search.task, position).gone(error)
         return None if states is None else _Source(queue, states, search.task, position)
@@ -242,7 +242,9 @@ class JobFinder:
         if is_plain and not search.matches(job, queue.name):
             return None
         seen = without_contents(job) if roots.isdisjoint(("", "payload", "result")) else job
-        return await self.redaction.apart(size_of(seen), partial(self._match, search, queue, seen))
+        return await self.redaction.in_thread_if_large(
+            size_of(seen), partial(self._match, search, queue, seen)
+        )
 
     def _match(self, search: Search, queue: OpenQueue, job: JobRecord) -> FoundJob | None:
         shown = self.redaction.record(job)

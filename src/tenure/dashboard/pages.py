@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import time
 from collections import Counter
@@ -17,10 +18,12 @@ from starlette.requests import Request
 from tenure.core.endpoint import Caller
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.portable import STATES, portable_counts, state_of, word_state
 from tenure.core.redaction import Redaction
 from tenure.core.registry import find_contract
 from tenure.core.seam import Counts, is_full
 from tenure.dashboard.actions import VERBS, Actions
+from tenure.dashboard.api import BASE
 from tenure.dashboard.charts import Timeline, heat_map, read_history, sparkline, timeline
 from tenure.dashboard.display import (
     brief_of,
@@ -34,18 +37,19 @@ from tenure.dashboard.display import (
     trace_link,
 )
 from tenure.dashboard.finder import COUNT_MAX, JobFinder
-from tenure.dashboard.queues import KINDS, OpenQueue, QueueRegistry, kind_of
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, event_state
 from tenure.dashboard.search import HELP, SearchError, parse_now
 from tenure.dashboard.views import (
     DELIVERY_KINDS,
     QueueWarning,
-    by_kind,
+    ScheduleView,
     dead_letters,
     deliveries,
     event_row,
     job_row,
     outboxes,
     overdue,
+    schedules,
     waiting_spread,
     warnings,
     workers,
@@ -92,9 +96,15 @@ class PageRequest:
         return str(self.request.query_params.get(name, default))
 
     @property
+    def base(self) -> str:
+        """The prefix under which an application serves the gateway."""
+        return base_of(self.request)
+
+    @property
     def base_url(self) -> str:
         """The address of this gateway as the client sees it."""
-        return str(self.request.base_url).rstrip("/")
+        url = self.request.url
+        return f"{url.scheme}://{url.netloc}{self.base}"
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -116,6 +126,11 @@ class SubmitExample(msgspec.Struct, frozen=True):
 
 
 PageHandler: TypeAlias = Callable[[PageRequest], Coroutine[Any, Any, Page]]
+
+
+def base_of(request: Request) -> str:
+    """The prefix under which an application serves the gateway, "" for none."""
+    return str(request.scope.get(BASE, ""))
 
 
 def with_params(path: str, **params: Any) -> str:
@@ -170,7 +185,7 @@ class Pages:
         observers = self._watch.observers.values()
         seconds = [second for observer in observers for second in observer.window()]
         counts = [observer.counts for observer in observers if observer.counts is not None]
-        kinds = sum((by_kind(each) for each in counts), Counter[str]())
+        depths = [observer.depth_by_state for observer in observers]
         errors = sum((observer.errors for observer in observers), Counter[str]())
         return Page(
             "overview.html",
@@ -178,8 +193,8 @@ class Pages:
                 "title": "Overview",
                 "figures": self._watch.figures(span_s=_SPAN_S),
                 "per_s": self._watch.rate(),
-                "waiting": kinds["waiting"],
-                "running": kinds["running"],
+                "waiting": sum(each["waiting"] for each in depths),
+                "running": sum(each["running"] for each in depths),
                 "oldest_ms": max((each.oldest_waiting_ms for each in counts), default=0),
                 "heat_wait": heat_map(seconds, "wait", now_s=now_s),
                 "heat_run": heat_map(seconds, "run", now_s=now_s),
@@ -199,7 +214,7 @@ class Pages:
             "q": text,
             "help": HELP,
             "queues": self._queues.names,
-            "kinds": KINDS,
+            "states": STATES,
             "verbs": VERBS,
             "jobs": [],
             "more": "",
@@ -241,14 +256,17 @@ class Pages:
                 "title": f"{job.task} {job.job_id}",
                 "queue": queue,
                 "job": job,
-                "kind": kind_of(job.state),
+                "state": state_of(job),
                 "fault": error_info(job.error),
                 "payload": pretty(payload),
                 "result": pretty(decode_json(job.result)) if job.result else "",
                 "error": pretty(decode_json(job.error)) if job.error else "",
                 "progress": progress_of(job),
                 "timeline": self._timeline(queue, job, events),
-                "events": [(row, brief_of(row.data)) for row in map(event_row, latest)],
+                "events": [
+                    (row, event_state(job.contract, row.type), brief_of(row.data))
+                    for row in map(event_row, latest)
+                ],
                 "events_left_out": max(0, len(events) - _EVENTS_SHOWN),
                 "events_unread": is_full(events, _EVENTS_MAX),
                 "facts": facts_of(job),
@@ -268,7 +286,10 @@ class Pages:
             {**self._queue_row(queue), "spread": spread}
             for queue, spread in zip(self._queues, spreads, strict=True)
         ]
-        return Page("queues.html", {"title": "Queues", "queues": rows})
+        stored: list[ScheduleView] = []
+        with contextlib.suppress(StoreError):  # the rows say that no store answers
+            stored = await schedules(self._queues)
+        return Page("queues.html", {"title": "Queues", "queues": rows, "schedules": stored})
 
     async def _workers(self, request: PageRequest) -> Page:
         await self._watch.sample()
@@ -310,7 +331,8 @@ class Pages:
             raise NotFound("no queue of this gateway has an outbox")
         queue, kind = request.query("queue") or names[0], request.query("kind")
         if kind not in DELIVERY_KINDS:
-            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {', '.join(KINDS)}")
+            kinds = ", ".join(filter(None, DELIVERY_KINDS))
+            raise NotFound(f"{kind!r} is not a kind of events; the kinds are {kinds}")
         found = await deliveries(
             self._queues, queue, self._redaction, kind=kind, after=request.query("after")
         )
@@ -391,14 +413,21 @@ class Pages:
         observer = self._watch.observers[queue.name]
         counts = observer.counts or Counts({})
         now_s = time.time()
-        depths = [(at, by_kind(each)["waiting"]) for at, each in observer.depths]
+        contract = queue.contract
+        depths = [
+            (at, portable_counts(contract, each.states)["waiting"]) for at, each in observer.depths
+        ]
         rates = [(row[0], row[3]) for row in self._watch.series(queue.name)]
         return {
             "name": queue.name,
             "contract": queue.contract,
             "counts": counts,
             "away": observer.away,
-            "states": [(state, count) for state, count in counts.states.items() if count],
+            "states": [
+                (word_state(contract, word) or "waiting", word, count)
+                for word, count in counts.states.items()
+                if count
+            ],
             "figures": self._watch.figures(queue.name, span_s=_SPAN_S),
             "per_s": self._watch.rate(queue.name),
             "depth_spark": sparkline(depths, now_s=now_s),

@@ -1,23 +1,21 @@
-"""The queues of a dashboard by name, and the kinds of their contracts' states and events."""
+"""The queues of a dashboard by name, and what their events make of a job."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 from tenure.core.errors import NotFound, StoreError
-from tenure.core.registry import contracts, find_contract
+from tenure.core.portable import State, word_state
+from tenure.core.registry import find_contract
 from tenure.core.seam import Journal, Ledger, Queue
-from tenure.core.state import Kind
 
 T = TypeVar("T")
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
 # What a job becomes with an event of the journal.
-_KIND_OF_EVENT: dict[str, Kind] = {
+_STATE_AFTER: dict[str, State] = {
     **dict.fromkeys(
         ("retry", "snooze", "release", "reap", "promote", "reopen", "submit"), "waiting"
     ),
@@ -81,29 +79,9 @@ async def gather_available(calls: Iterable[Awaitable[T]]) -> list[T | None]:
     return [None if isinstance(each, BaseException) else each for each in answers]
 
 
-@cache
-def _kind_of_state() -> dict[str, Kind]:
-    """The kind of every state of every contract."""
-    kinds: dict[str, Kind] = {}
-    for contract in contracts().values():
-        kinds |= contract.kinds
-        kinds |= {state.lower(): contract.machine.kind(state) for state in contract.machine.states}
-    return kinds
-
-
-def kind_of(state: str) -> Kind | Literal["other"]:
-    """The kind of a state of any contract.
-
-    >>> [kind_of(word) for word in ("prioritized", "DLQ", "uploading", "mine")]
-    ['waiting', 'failed', 'running', 'other']
-    """
-    return _kind_of_state().get(state.lower(), "other")
-
-
-def event_kind(word: str) -> Kind | None:
-    """The kind of state after an event; None for events without a change, such as progress."""
-    lowered = word.lower()
-    return _kind_of_state().get(lowered) or _KIND_OF_EVENT.get(lowered)
+def event_state(contract: str, word: str) -> State | None:
+    """The state of a job after an event; None for events without a change, such as progress."""
+    return word_state(contract, word) or _STATE_AFTER.get(word.lower())
 
 
 def states_of(contract: str, counted: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,13 +19,13 @@ import msgspec
 
 from tenure.core.errors import UsageError
 from tenure.core.job import JobRecord
+from tenure.core.portable import STATES, meanings, state_of
 from tenure.dashboard.display import decode_json, error_class, now_ms
-from tenure.dashboard.queues import KINDS, kind_of
 
 HELP = (
     ("queue:NAME", "jobs of one queue"),
-    ("is:failed", f"by kind, for every contract: {', '.join(KINDS)}"),
-    ("state:WORD", "by the contract's own state, several with commas"),
+    ("is:failed", f"by state, for every contract: {', '.join(STATES)}"),
+    ("state:WORD", "by the contract's own word for it, several with commas"),
     ("task:NAME", "by task; * matches anything"),
     ("error:CLASS", "by error class; * matches anything"),
     ("id:ID", "one job; * matches anything"),
@@ -76,12 +76,12 @@ class Search(msgspec.Struct, frozen=True):
         terms = [term for term in self.terms if term.name == "queue"]
         return all(_like(queue, term.value) != term.negated for term in terms)
 
-    def states(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The states to ask a ledger for: () for any, None when no state of the queue can match."""
+    def states(self, contract: str, known: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The words to ask a ledger for: () for any, None when none of the queue can match."""
         terms = [term for term in self.terms if term.name in ("is", "state")]
         if not terms:
             return ()
-        left = tuple(state for state in known if all(_in_state(state, term) for term in terms))
+        left = tuple(word for word in known if all(_may_be(contract, word, t) for t in terms))
         return left or None
 
     @property
@@ -164,8 +164,8 @@ def _value(name: str, op: str, value: str, now_ms: int) -> str:
         if not value.isdecimal() or len(value) > _DIGITS_MAX:
             raise SearchError(f"attempt is compared with a number, not {value[:40]!r}")
         return value
-    if name == "is" and (wrong := set(value.split(",")) - set(KINDS)):
-        raise SearchError(f"is:{min(wrong)} is unknown; the kinds are {', '.join(KINDS)}")
+    if name == "is" and (wrong := set(value.split(",")) - set(STATES)):
+        raise SearchError(f"is:{min(wrong)} is unknown; the states are {', '.join(STATES)}")
     return value
 
 
@@ -196,10 +196,11 @@ def _like(text: str, pattern: str) -> bool:
     return any(fnmatchcase(text, part) for part in escaped)
 
 
-def _in_state(state: str, term: Term) -> bool:
-    words = term.value.split(",")
-    found = kind_of(state) in words if term.name == "is" else state in words
-    return found != term.negated
+def _may_be(contract: str, word: str, term: Term) -> bool:
+    """Whether a job under this word of its contract may be in a state that the term accepts."""
+    states = meanings(contract, word) if term.name == "is" else {word}
+    named = set(term.value.split(","))
+    return bool(states - named if term.negated else states & named)
 
 
 class _ReadJob:
@@ -223,8 +224,10 @@ def _holds(term: Term, read: _ReadJob, queue: str) -> bool:
     match term.name:
         case "queue":
             return _like(queue, term.value)
-        case "is" | "state":
-            return _in_state(read.job.state, Term(term.name, term.op, term.value))
+        case "is":
+            return state_of(read.job) in term.value.split(",")
+        case "state":
+            return read.job.state in term.value.split(",")
         case "attempt":
             return _compares(read.job.attempt, term.op, int(term.value))
         case "since":

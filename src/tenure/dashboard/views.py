@@ -12,13 +12,14 @@ from msgspec import Meta
 
 from tenure.core.errors import NotFound, StoreError
 from tenure.core.job import JobEvent, JobRecord
+from tenure.core.portable import State, meanings, portable_counts, state_of
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Counts, Ledger, Query
 from tenure.dashboard.display import decode_json, duration, error_info, now_ms
 from tenure.dashboard.finder import FoundJob, JobFinder, PartlyUnreachable, ScanLimit
-from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available, kind_of
+from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
 from tenure.dashboard.search import Search, Term
-from tenure.dashboard.watch import JournalWatch, SeenWorker
+from tenure.dashboard.watch import JournalWatch, Observer, SeenWorker
 
 DELIVERY_KINDS = {"": "all", "waiting": "waiting", "done": "delivered", "failed": "given up"}
 _NO_NUL = r"^[^\x00]*$"
@@ -32,14 +33,14 @@ _SPREAD_SHOWN = 6
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in a list. `kind` is the kind of its state, the same for every contract."""
+    """A job in a list. `state` means the same for every contract; `own_state` is its own word."""
 
     queue: str
     job_id: str
     contract: str
     task: str
-    state: str
-    kind: str
+    state: State
+    own_state: str
     attempt: int
     max_attempts: int
     created_ms: int
@@ -57,8 +58,8 @@ class JobFull(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     contract: str
     task: str
-    state: str
-    kind: str
+    state: State
+    own_state: str
     payload: Any
     result: Any
     error: Any
@@ -168,6 +169,28 @@ class WorkerList(msgspec.Struct, frozen=True):
     workers: list[WorkerView]
 
 
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule: `times` is its cron pattern or its interval; `last_id` is its last job."""
+
+    queue: str
+    name: str
+    task: str
+    times: str
+    tz: str
+    missed: str
+    declared: bool
+    next_ms: int
+    last_ms: int
+    last_id: str
+    error: str
+
+
+class ScheduleList(msgspec.Struct, frozen=True):
+    """The schedules of all queues, the next one due first."""
+
+    schedules: list[ScheduleView]
+
+
 class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Failed jobs with the same error class."""
 
@@ -205,8 +228,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     step: str
     to: str
-    state: str
-    kind: str
+    state: State
+    own_state: str
     attempt: int
     max_attempts: int
     created_ms: int
@@ -245,7 +268,8 @@ def job_row(queue: str, job: JobRecord) -> JobRow:
     error = error_info(job.error)
     own = {
         "queue": queue,
-        "kind": kind_of(job.state),
+        "state": state_of(job),
+        "own_state": job.state,
         "error_class": error.name,
         "error_message": error.message[:300],
     }
@@ -254,7 +278,8 @@ def job_row(queue: str, job: JobRecord) -> JobRow:
 
 def job_full(queue: str, job: JobRecord) -> JobFull:
     """A job with all fields."""
-    own = {"queue": queue, "kind": kind_of(job.state), "extra": dict(job.extra)}
+    own: dict[str, Any] = {"queue": queue, "extra": dict(job.extra)}
+    own |= {"state": state_of(job), "own_state": job.state}
     for name in ("payload", "result", "error", "progress"):
         own[name] = decode_json(getattr(job, name))
     return JobFull(**_fields(JobFull, job) | own)
@@ -298,7 +323,8 @@ async def deliveries(
     """The events of a queue's outbox, of one kind or all."""
     ledger = outbox_of(queues, queue)
     counts = await ledger.counts()
-    states = tuple(state for state in counts.states if kind_of(state) == kind)
+    contract = queues[queue].contract
+    states = tuple(word for word in counts.states if kind in meanings(contract, word))
     page = await ledger.find(Query(states=states, after=after, limit=limit))
     return Deliveries(
         queue, [_delivery(await redaction.seen(event)) for event in page.jobs], page.after
@@ -316,7 +342,8 @@ def _delivery(event: JobRecord) -> Delivery:
         "job_id": event.gid,
         "step": str(payload.get("status", "")) if isinstance(payload, dict) else "",
         "to": _address(str(event.extra.get("status_webhook_url", ""))),
-        "kind": kind_of(event.state),
+        "state": state_of(event),
+        "own_state": event.state,
         "answer": str(answer),
     }
     return Delivery(**_fields(Delivery, event) | own)
@@ -333,6 +360,33 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" if host else ""
 
 
+async def schedules(queues: QueueRegistry) -> list[ScheduleView]:
+    """The schedules of all queues, the next one due first."""
+    by_queue = await gather_available(_schedules(queue) for queue in queues)
+    found = [schedule for schedules in by_queue for schedule in schedules or ()]
+    return sorted(found, key=lambda each: (each.next_ms or 2**63, each.name))
+
+
+async def _schedules(queue: OpenQueue) -> list[ScheduleView]:
+    stored = queue.ledger.features.schedules
+    return [
+        ScheduleView(
+            queue=queue.name,
+            name=each.name,
+            task=each.template.task,
+            times=each.cron or f"every {each.every_ms / 1000:g} s",
+            tz=each.tz if each.cron else "",
+            missed=each.missed,
+            declared=each.declared,
+            next_ms=each.next_ms,
+            last_ms=each.last_ms,
+            last_id=each.last_id,
+            error=each.error,
+        )
+        for each in (await stored.list() if stored is not None else ())
+    ]
+
+
 async def workers(
     queues: QueueRegistry, finder: JobFinder, watch: JournalWatch
 ) -> list[WorkerView]:
@@ -344,7 +398,7 @@ async def workers(
 
 async def _workers(queue: OpenQueue, finder: JobFinder, watch: JournalWatch) -> list[WorkerView]:
     running: dict[str, list[JobRow]] = {}
-    for found in await _newest(finder, _RUNNING_MAX, queue=queue.name, kind="running"):
+    for found in await _newest(finder, _RUNNING_MAX, queue=queue.name, state="running"):
         running.setdefault(found.job.worker_id, []).append(job_row(found.queue, found.job))
     beats = {beat.worker_id: beat for beat in await queue.ledger.workers()}
     recent_ms = now_ms() - _GONE_MS
@@ -368,8 +422,8 @@ async def _workers(queue: OpenQueue, finder: JobFinder, watch: JournalWatch) -> 
     return views
 
 
-async def _newest(finder: JobFinder, limit: int, *, kind: str, queue: str = "") -> list[FoundJob]:
-    terms = [Term("is", ":", kind)] + ([Term("queue", ":", queue)] if queue else [])
+async def _newest(finder: JobFinder, limit: int, *, state: str, queue: str = "") -> list[FoundJob]:
+    terms = [Term("is", ":", state)] + ([Term("queue", ":", queue)] if queue else [])
     return (await finder.page(Search("", tuple(terms)), limit=limit)).jobs
 
 
@@ -410,7 +464,7 @@ async def dead_letters(finder: JobFinder, *, scan_max: int = 0) -> DeadList:
 async def waiting_spread(queue: str, finder: JobFinder) -> WaitingSpread:
     """Groups and priorities of the newest waiting jobs."""
     try:
-        found = await _newest(finder, _SPREAD_MAX, queue=queue, kind="waiting")
+        found = await _newest(finder, _SPREAD_MAX, queue=queue, state="waiting")
     except StoreError:
         return WaitingSpread([], [], 0)
     groups = Counter(each.job.gid for each in found if each.job.gid)
@@ -419,17 +473,10 @@ async def waiting_spread(queue: str, finder: JobFinder) -> WaitingSpread:
     return WaitingSpread(groups.most_common(_SPREAD_SHOWN), spread[:_SPREAD_SHOWN], len(found))
 
 
-def by_kind(counts: Counts) -> Counter[str]:
-    """How many jobs there are of each kind."""
-    summed: Counter[str] = Counter()
-    for state, depth in counts.states.items():
-        summed[kind_of(state)] += depth
-    return summed
-
-
-def backlog(queue: str, counts: Counts, *, per_worker: int) -> Backlog:
+def backlog(queue: str, contract: str, counts: Counts, *, per_worker: int) -> Backlog:
     """The data for a scaler. `desired` is the number of workers with `per_worker` jobs each."""
-    waiting, running = by_kind(counts)["waiting"], by_kind(counts)["running"]
+    states = portable_counts(contract, counts.states)
+    waiting, running = states["waiting"], states["running"]
     desired = 0 if counts.paused else math.ceil((waiting + running) / max(1, per_worker))
     return Backlog(queue, waiting, running, counts.workers, desired, counts.oldest_waiting_ms)
 
@@ -442,7 +489,7 @@ def warnings(watch: JournalWatch, *, now_ms: int) -> list[QueueWarning]:
             found.append(QueueWarning(name, "the store does not answer", "tenure doctor"))
             continue
         if observer.counts is not None:
-            found += _queue_warnings(name, observer.counts, observer.last_claim_ms, now_ms)
+            found += _queue_warnings(observer, observer.counts, now_ms)
         if observer.missing:
             text = f"a gap in its journal: {observer.missing} steps of the last quarter of an hour "
             remedy = "keep more of it (journal_bytes, journal_days), and the append-only file on: "
@@ -453,16 +500,15 @@ def warnings(watch: JournalWatch, *, now_ms: int) -> list[QueueWarning]:
     return found
 
 
-def _queue_warnings(
-    name: str, counts: Counts, last_claim_ms: int, now_ms: int
-) -> list[QueueWarning]:
-    waiting = by_kind(counts)["waiting"]
+def _queue_warnings(observer: Observer, counts: Counts, now_ms: int) -> list[QueueWarning]:
+    name = observer.queue.name
+    waiting = portable_counts(observer.queue.contract, counts.states)["waiting"]
     link = f"/jobs?q=queue:{name}+is:waiting"
     if counts.paused:
         return [QueueWarning(name, f"paused, {waiting} jobs wait", "resume it", "/queues")]
-    if waiting and not counts.workers and now_ms - last_claim_ms > _OVERDUE_MS:
+    if waiting and not counts.workers and now_ms - observer.last_claim_ms > _OVERDUE_MS:
         text = f"no worker, and {waiting} jobs wait"
-        return [QueueWarning(name, text, "tenure worker TASKS --from URL", link)]
+        return [QueueWarning(name, text, "tenure worker TASKS --queue URL", link)]
     if counts.oldest_waiting_ms > _OLD_MS:
         text = f"the oldest job has waited {duration(counts.oldest_waiting_ms)}"
         return [QueueWarning(name, text, "add workers or slots", link)]
@@ -473,7 +519,7 @@ async def overdue(finder: JobFinder, *, now_ms: int) -> list[QueueWarning]:
     """Queues with long expired leases: no worker does their upkeep."""
     late = Counter(
         found.queue
-        for found in await _newest(finder, _RUNNING_MAX, kind="running")
+        for found in await _newest(finder, _RUNNING_MAX, state="running")
         if 0 < found.job.lease_until_ms < now_ms - _OVERDUE_MS
     )
     return [

@@ -1,8 +1,7 @@
 """Figures from the journals while a page is open: rates, durations, depths; and the live stream.
 
-Without an open page nothing is read. An observer starts 15 minutes back if the journal can be read
-from a time. If a journal grows faster than it is read, the observer skips to its end, and the page
-says that its figures are sampled.
+Without an open page nothing is read. An observer starts 15 minutes back. If a journal grows faster
+than it is read, the observer skips to its end, and the page says that its figures are sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 import structlog
@@ -23,7 +22,8 @@ from tenure.core.encoding import sse_frame
 from tenure.core.errors import StoreError
 from tenure.core.job import JobEvent
 from tenure.core.journal import JournalEvent
-from tenure.core.seam import Counts
+from tenure.core.portable import State, portable_counts
+from tenure.core.seam import NOW, Counts
 from tenure.dashboard.queues import OpenQueue, QueueRegistry
 
 _log = structlog.get_logger("tenure.dashboard")
@@ -39,7 +39,6 @@ _RATE_S_MIN = 5.0
 _QUANTILES = (0.5, 0.95, 0.99)
 _BUCKET_LOG = math.log(1.15)  # a bucket is 15 % wide, which bounds the error of a quantile
 
-_NOW = "$"
 _WAIT_MS = 1_000
 _UNREACHABLE_S = 1.0
 _FULL_PAGE = 500
@@ -101,13 +100,6 @@ def quantiles(
                 break
         found.append(value)
     return found
-
-
-@runtime_checkable
-class _Seekable(Protocol):
-    """A journal that can be read from a time."""
-
-    def since(self, ts_ms: int) -> str: ...
 
 
 @dataclass(slots=True)
@@ -199,6 +191,11 @@ class Observer:
         return self.depths[-1][1] if self.depths else None
 
     @property
+    def depth_by_state(self) -> dict[State, int]:
+        """The latest sample by state."""
+        return portable_counts(self.queue.contract, self.counts.states if self.counts else {})
+
+    @property
     def missing(self) -> int:
         """How many events of the last 15 minutes are missing from the journal.
 
@@ -246,14 +243,12 @@ class Observer:
 
     async def _tail(self) -> None:
         journal = self.queue.journal
-        after, full_pages = _NOW, 0
         self.caught_up.clear()
-        if isinstance(journal, _Seekable):
-            self._reset()  # what was counted before is read and counted again
-            after = journal.since(int((time.time() - WINDOW_S) * 1000))
+        self._reset()  # what was counted before is read and counted again
+        after, full_pages = journal.since(int((time.time() - WINDOW_S) * 1000)), 0
         while True:
             try:
-                if after == _NOW or self.caught_up.is_set():
+                if after == NOW or self.caught_up.is_set():
                     self.caught_up.set()
                     events = await journal.wait(after=after, wait_ms=_WAIT_MS)
                 elif not (events := await journal.read(after=after)):
@@ -263,7 +258,7 @@ class Observer:
                 full_pages = full_pages + 1 if len(events) >= _FULL_PAGE else 0
                 after = events[-1].seq if events else after
                 if full_pages >= _FULL_PAGES_MAX:
-                    after, full_pages, self.sampled = _NOW, 0, True
+                    after, full_pages, self.sampled = NOW, 0, True
                     self._versions.clear()
                 if full_pages:
                     await asyncio.sleep(0.02)  # lets the event loop serve clients
@@ -272,7 +267,7 @@ class Observer:
                 await asyncio.sleep(_UNREACHABLE_S)
             except Exception:
                 _log.exception("observer_failed", queue=self.queue.name)
-                after = _NOW
+                after = NOW
                 self._versions.clear()
                 await asyncio.sleep(_UNREACHABLE_S)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _HEADER_BYTES_MAX = 32_768
 _BUFFER_BYTES_MAX = 262_144
 _INFORMATIONAL_MAX = 199
+_INFORMATIONAL_COUNT_MAX = 10
 
 
 class _PeerConnection(asyncio.Protocol):
@@ -51,7 +52,7 @@ class _PeerConnection(asyncio.Protocol):
         self._head_only = head
         self.status = 0
         self.headers: dict[str, str] = {}
-        self._header_bytes = 0
+        self._header_bytes = self._informational = 0
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._received = self._has_head = self._complete = self._paused = False
@@ -213,6 +214,9 @@ class _PeerConnection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive() and not self._body_cut
         else:
             self.headers.clear()  # 100 or 103; the final response follows
+            self._informational += 1
+            if self._informational > _INFORMATIONAL_COUNT_MAX:
+                raise TooLarge(f"{self.origin} goes on with informational responses")
 
 
 _IDLE_S_MAX = 15.0

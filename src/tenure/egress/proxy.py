@@ -4,6 +4,9 @@ An object storage client resolves names itself, so checking its endpoint beforeh
 the name may have another address a moment later. This proxy resolves, checks and opens every
 connection of the library. TLS passes through unchanged. Each proxy has a random password, so that
 no other program on this machine can use it.
+
+Some libraries keep an answer in memory, however long it is. So the proxy passes on at most 16 MiB
+beyond what its user has taken (`taken`), then waits, and closes the connection if that lasts.
 """
 
 from __future__ import annotations
@@ -13,16 +16,27 @@ import base64
 import contextlib
 import hmac
 import secrets
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
-from tenure.egress.guard import EgressError, Guard, RequestRefused, Target, Unreachable, read_target
+from tenure.egress.guard import (
+    EgressError,
+    Guard,
+    RequestRefused,
+    Target,
+    TooLarge,
+    Unreachable,
+    read_target,
+)
 
 _HEAD_BYTES_MAX = 65_536
 _HEAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 262_144
+_AHEAD_BYTES_MAX = 16 * 1024 * 1024
+_AHEAD_S_MAX = 30.0
 
 
 class GuardedProxy:
@@ -34,7 +48,9 @@ class GuardedProxy:
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.failure: EgressError | None = None
-        """Why the last exchange could not start; None if it did."""
+        """Why the last exchange could not start or was cut; None if neither happened."""
+        self._ahead_bytes = 0
+        self._taken = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -43,6 +59,11 @@ class GuardedProxy:
             raise RuntimeError("the proxy has not been started: enter it with `async with`")
         port = self._server.sockets[0].getsockname()[1]
         return f"http://tenure:{self._password}@127.0.0.1:{port}"
+
+    def taken(self) -> None:
+        """Let servers send more: what they sent was taken, or another exchange begins."""
+        self._ahead_bytes = 0
+        self._taken.set()
 
     async def __aenter__(self) -> GuardedProxy:
         self._server = await asyncio.start_server(
@@ -96,9 +117,40 @@ class GuardedProxy:
                 writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
                 upstream[1].write(_plain_head(method, target, where, lines))
-            await _relay_both((reader, writer), upstream)
+            await self._relay_both((reader, writer), upstream)
+        except OSError:
+            pass  # the answer has begun: a status of ours would become part of it
+        except TooLarge as error:
+            self.failure = error
         finally:
             upstream[1].transport.abort()
+
+    async def _relay_both(
+        self,
+        ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        up = asyncio.create_task(_copy(ours[0], theirs[1]))
+        try:
+            # The exchange ends when the server has sent all.
+            await _copy(theirs[0], ours[1], self._count)
+        finally:
+            up.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await up
+
+    async def _count(self, size: int) -> None:
+        """Count bytes of a server; waits while it is too far ahead."""
+        if self._ahead_bytes >= _AHEAD_BYTES_MAX:
+            self._taken.clear()
+            try:
+                async with asyncio.timeout(_AHEAD_S_MAX):
+                    await self._taken.wait()
+            except TimeoutError:
+                raise TooLarge(
+                    f"the server sent more than {_AHEAD_BYTES_MAX} bytes that were not expected"
+                ) from None
+        self._ahead_bytes += size
 
     def _is_authorized(self, lines: list[str]) -> bool:
         expected = base64.b64encode(f"tenure:{self._password}".encode()).decode()
@@ -127,21 +179,14 @@ def _plain_head(method: str, target: Target, where: str, lines: list[str]) -> by
     return "\r\n".join(head).encode("latin-1")
 
 
-async def _relay_both(
-    ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+async def _copy(
+    source: asyncio.StreamReader,
+    sink: asyncio.StreamWriter,
+    count: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    up = asyncio.create_task(_copy(ours[0], theirs[1]))
-    try:
-        await _copy(theirs[0], ours[1])  # the exchange ends when the server has sent all
-    finally:
-        up.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError):
-            await up
-
-
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     while chunk := await source.read(_CHUNK_BYTES):
+        if count is not None:
+            await count(len(chunk))
         sink.write(chunk)
         await sink.drain()
     if sink.can_write_eof():

@@ -14,10 +14,12 @@ hash of the id: every gateway of the queue accepts it, and a copy of the store o
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
+from typing import TypeAlias
 from urllib.parse import parse_qs
 
 import msgspec
@@ -27,6 +29,7 @@ from starlette.types import Scope
 
 from tenure.core.endpoint import SCOPES, Caller
 from tenure.core.errors import UsageError
+from tenure.dashboard.api import BASE
 from tenure.dashboard.display import now_ms
 from tenure.gateway.keys import (
     TOUCH_MS,
@@ -68,31 +71,48 @@ _COOKIE_CHARS_MAX = 8_192
 _SESSION_ID = re.compile(rf"(?:^|;) ?{_COOKIE}=([\w-]{{43}}) ?(?:;|$)", re.ASCII)
 _SESSION = "tenure.session"  # scope key: the session by which a request was admitted
 
+CallerHook: TypeAlias = Callable[[Request], Caller | Awaitable[Caller | None] | None]
+"""Names the caller of a request by an application's own authentication.
+
+None leaves the request to keys, tickets and sessions.
+"""
+
 
 class Auth:
     """Authenticates requests. One per gateway process."""
 
-    def __init__(self, ring: Keys, settings: GatewaySettings) -> None:
+    def __init__(
+        self, ring: Keys, settings: GatewaySettings, hook: CallerHook | None = None
+    ) -> None:
         self._ring = ring
+        self._hook = hook
         self._proxies = _TrustedProxies(settings)
         self._failed = FailedLogins(settings.failed_logins_per_min)
         sso = self._proxies.has_sso
-        self._open = settings.anonymous and settings.on_loopback and not sso
+        self._open = settings.anonymous and settings.on_loopback and not sso and hook is None
         self._unix = bool(settings.unix_socket)
         self._worker_key = worker_key(settings.worker_key) if settings.worker_key else None
         self._quota = settings.quota
         self._keys = CachedLookup(self._read_key, keep_s=CACHE_S)
-        self._counts = CachedLookup(ring.count, keep_s=CACHE_S)
+        self._counts = CachedLookup(lambda _: ring.count(), keep_s=CACHE_S)
         self._touched_ms: dict[str, int] = {}
 
     async def admit(
-        self, scope: Scope, headers: Mapping[str, str], *, queue_url: str = "", acts: bool = False
+        self, scope: Scope, headers: Mapping[str, str], *, acts: bool = False
     ) -> Caller:
         """The caller of a request; raises `Problem` 401 or 403.
 
-        `queue_url` names the queue of the route, if it has one. `acts` is true for a request that
-        changes something; a ticket does not permit that, because others may see its URL.
+        `acts` is true for a request that changes something; a ticket does not permit that, because
+        others may see its URL.
         """
+        if self._hook is not None:
+            caller = await self._by_hook(self._hook, scope)
+            if caller is not None:
+                if (
+                    "authorization" not in headers
+                ):  # no page of another site can make a browser send it
+                    _check_own_page(scope["method"], headers, form=False)
+                return caller
         text = _key_text(headers)
         if text:
             return await self.by_key(text, scope, headers)
@@ -105,7 +125,7 @@ class Auth:
         if person is not None:
             _check_own_page(scope["method"], headers, form=False)
             return person
-        if not self._open or await self._counts.get(queue_url):
+        if not self._open or await self._counts.get(""):
             raise Problem("no_key", headers=_CHALLENGE)
         self._check_local(scope, headers)
         return _ANONYMOUS
@@ -123,7 +143,7 @@ class Auth:
     async def is_valid(self, caller: Caller) -> bool:
         """Whether a caller who was admitted earlier would be admitted now."""
         if caller.person:
-            return self._proxies.has_sso
+            return self._proxies.has_sso or self._hook is not None
         if not caller.requester:
             return self._open and not await self._counts.get("")
         return await self.live_key(caller.requester) is not None
@@ -141,6 +161,16 @@ class Auth:
             self._touched_ms[key.id] = used_ms
             await self._ring.touch(key.id, used_ms)
         return Caller(key.id, frozenset(key.scopes))
+
+    async def _by_hook(self, hook: CallerHook, scope: Scope) -> Caller | None:
+        found = hook(Request(scope))
+        caller = await found if inspect.isawaitable(found) else found
+        if caller is None:
+            return None
+        if not caller.requester:
+            raise TypeError("the caller hook returned a Caller without `requester`")
+        # `person` marks the caller as one whom no key ring knows.
+        return Caller(caller.requester, frozenset(caller.scopes), caller.person or caller.requester)
 
     async def _by_ticket(self, ticket: str, scope: Scope, headers: Mapping[str, str]) -> Caller:
         caller = await self._ring.redeem(ticket)
@@ -239,7 +269,7 @@ class Sessions:
         _log.info("signed_in", key=caller.requester, address=address)
         # Origin has the browser's scheme. Behind a proxy that ends TLS, our own scheme is http.
         secure = headers.get("origin", "").startswith("https://")
-        return _set_cookie(text, self._ttl_ms // 1000, secure)
+        return _set_cookie(text, self._ttl_ms // 1000, secure, request)
 
     async def sign_out(self, request: Request) -> str:
         """End the session; returns the cookie that removes the browser's."""
@@ -248,7 +278,7 @@ class Sessions:
         session_h = _session_h(headers)
         if session_h:
             await self._ring.end_sessions(session_h=session_h)
-        return _set_cookie("", 0, secure=False)
+        return _set_cookie("", 0, False, request)
 
     async def _by_session(self, session_h: str, *, used: bool = True) -> Caller | None:
         session = await self._ring.find_session(session_h, used=used)
@@ -256,9 +286,10 @@ class Sessions:
         return Caller(key.id, frozenset(key.scopes)) if key is not None else None
 
 
-def _set_cookie(value: str, max_age_s: int, secure: bool) -> str:
-    only_tls = "; Secure" if secure else ""
-    return f"{_COOKIE}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{only_tls}"
+def _set_cookie(value: str, max_age_s: int, secure: bool, request: Request) -> str:
+    path = request.scope.get(BASE) or "/"
+    kept = f"{_COOKIE}={value}; Path={path}; Max-Age={max_age_s}; HttpOnly; SameSite=Strict"
+    return kept + ("; Secure" if secure else "")
 
 
 def _session_h(headers: dict[str, str]) -> str:

@@ -2,7 +2,8 @@
 
 A gateway with several stores looks for a key in each of them. A store that does not answer makes
 only its own keys unusable: a key that the other stores do not have is then a 503, not a 401. A key
-never moves, so once its store is known, only that store is asked.
+never moves, so once its store is known, only that store is asked. A store that refuses all users of
+the gateway keeps no keys for it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import structlog
@@ -51,6 +52,7 @@ _RETRY_S = 1.0
 _HOMES_MAX = 10_000
 # Options of a URL that select the store or a part of it.
 _LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
+_NO_PRIVILEGE = "42501"  # PostgreSQL: insufficient_privilege
 _TIME = re.compile(rb"[0-9]{1,14}")
 _TIMES = ("created_ms", "expires_ms", "last_used_ms")
 
@@ -69,6 +71,7 @@ class RedisKeyRing:
         self._sessions = f"{prefix}tenure:sessions"
         self._seen = f"{prefix}tenure:sessions:seen"
         self._clock_ms = clock_ms
+        self._refused = False
 
     async def create(
         self, scopes: Iterable[str], name: str, ttl_ms: int | None = None
@@ -112,8 +115,15 @@ class RedisKeyRing:
             raise raw
         return None if raw is None else _read_key(key_id.encode(), raw, _optional(quota))
 
-    async def count(self, queue_url: str = "") -> int:
-        return int(await self._redis.call("HLEN", self._keys))
+    async def count(self) -> int:
+        try:
+            return int(await self._redis.call("HLEN", self._keys))
+        except ServerError as error:
+            if _is_refusal(error) and not self._refused:
+                self._refused = True
+                remedy = "no key of this store is accepted; to keep keys there, allow ~tenure:*"
+                _log.warning("keys_refused", store=repr(self._redis), error=str(error), note=remedy)
+            raise
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         with suppress(ServerError):  # the last use is only information
@@ -263,7 +273,7 @@ class SqlKeyRing:
         rows = await self._engine.run(INBOX, "key_find", key_id=key_id)
         return _key(rows[0]) if rows else None
 
-    async def count(self, queue_url: str = "") -> int:
+    async def count(self) -> int:
         return len(await self._engine.run(INBOX, "key_list"))
 
     async def touch(self, key_id: str, now_ms: int) -> None:
@@ -355,11 +365,20 @@ def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
     return Redis(store, name=name), url.options.get("namespace", "")
 
 
-class _Member:
-    """One ring. For a second after a failure it fails at once, so that callers do not wait."""
+def _is_refusal(error: StoreError) -> bool:
+    """Whether the user in the URL lacks the right to read the keys."""
+    reply = error.reply if isinstance(error, ServerError) else ""
+    return str(reply).startswith("NOPERM") or getattr(reply, "sqlstate", "") == _NO_PRIVILEGE
 
-    def __init__(self, ring: Keys) -> None:
-        self.ring = ring
+
+class _Member:
+    """The ring of one store, as each of its users. The first that may use it answers.
+
+    For a second after a failure it fails at once, so that callers do not wait.
+    """
+
+    def __init__(self, rings: Sequence[Keys]) -> None:
+        self.rings = list(rings)
         self.counted: int | None = None  # None until it has answered once
         self._error: StoreError | None = None
         self._until_s = 0.0
@@ -369,7 +388,7 @@ class _Member:
             raise self._error
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answer = await operation(self.ring)
+                answer = await self._ask(operation)
         except (StoreError, TimeoutError) as error:
             away = error if isinstance(error, StoreError) else None
             self._error = away or StoreUnreachable("a key ring gave no answer in time")
@@ -378,13 +397,21 @@ class _Member:
         self._error = None
         return answer
 
+    async def _ask(self, operation: Callable[[Keys], Awaitable[T]]) -> T:
+        for ring in self.rings[:-1]:
+            try:
+                return await operation(ring)
+            except ServerError as error:
+                if not _is_refusal(error):
+                    raise
+        return await operation(self.rings[-1])
+
 
 class JoinedKeyRings:
-    """Several rings as one. `of_queue` has the index of the ring by queue URL."""
+    """The rings of several stores as one; `stores` has the rings of each, one for every user."""
 
-    def __init__(self, rings: Sequence[Keys], of_queue: Mapping[str, int] | None = None) -> None:
-        self._members = [_Member(ring) for ring in rings]
-        self._of_queue = of_queue or {}
+    def __init__(self, stores: Iterable[Sequence[Keys]]) -> None:
+        self._members = [_Member(rings) for rings in stores]
         self._homes: dict[str, _Member] = {}
 
     async def find(self, key_id: str) -> Key | None:
@@ -399,22 +426,18 @@ class JoinedKeyRings:
         self._homes[key_id] = found[0]
         return found[1]
 
-    async def count(self, queue_url: str = "") -> int:
+    async def count(self) -> int:
         """The keys of all rings. A ring that does not answer counts with its last known number.
 
         It is unknown whether a ring that never answered has keys. If no other ring has any, that
-        is an error, except for routes of a queue whose own ring has answered.
+        is an error, so a request without a key is refused until every ring has answered.
         """
         failures = await asyncio.gather(*map(_recount, self._members))
         failed = [failure for failure in failures if failure is not None]
-        if len(failed) == len(self._members):
-            raise failed[0]
         total = sum(member.counted or 0 for member in self._members)
-        if total == 0:
-            at = self._of_queue.get(queue_url)
-            relevant = self._members if at is None else [self._members[at]]
-            if any(member.counted is None for member in relevant):
-                raise failed[0]
+        never = any(member.counted is None for member in self._members)
+        if len(failed) == len(self._members) or (total == 0 and never):
+            raise failed[0]
         return total
 
     async def touch(self, key_id: str, now_ms: int) -> None:
@@ -445,29 +468,42 @@ class JoinedKeyRings:
     async def end_sessions(self, *, session_h: str = "", key_id: str = "") -> int:
         """In every ring; fails if a ring does not answer, because it may have the session."""
         named = {"session_h": session_h, "key_id": key_id}
-        calls = (each.call(lambda ring: ring.end_sessions(**named)) for each in self._members)
-        return sum(await asyncio.gather(*calls))
+
+        async def end(member: _Member) -> int:
+            try:
+                return await member.call(lambda ring: ring.end_sessions(**named))
+            except StoreError as error:
+                if _is_refusal(error):
+                    return 0
+                raise
+
+        return sum(await asyncio.gather(*map(end, self._members)))
 
     async def close(self) -> None:
         for member in self._members:
-            await member.ring.close()
+            for ring in member.rings:
+                await ring.close()
 
 
 async def _first(
     members: Sequence[_Member], operation: Callable[[Keys], Awaitable[T | None]]
 ) -> tuple[_Member, T] | None:
-    """The first result that is not None; if there is none, the error of a ring that failed."""
-    failed: StoreError | None = None
+    """The first result that is not None; if there is none, the error of a ring that failed.
+
+    A ring that refuses has nothing, unless all of them do.
+    """
+    failed: list[StoreError] = []
     for member in members:
         try:
             answer = await member.call(operation)
         except StoreError as error:
-            failed = error
+            failed.append(error)
             continue
         if answer is not None:
             return member, answer
-    if failed is not None:
-        raise failed
+    away = [error for error in failed if not _is_refusal(error)]
+    if away or len(failed) == len(members):
+        raise (away or failed)[0]
     return None
 
 
@@ -480,16 +516,20 @@ async def _recount(member: _Member) -> StoreError | None:
 
 
 def open_keyrings(queue_urls: Sequence[str]) -> Keys:
-    """The rings of these queues, one for each store."""
-    urls: list[str] = []
-    locations: dict[tuple[str, ...], int] = {}
-    of_queue: dict[str, int] = {}
+    """The rings of these queues, one for each store and each of its users."""
+    stores: dict[tuple[str, ...], dict[str, str]] = {}  # location: URL of a queue by user
     for queue_url in queue_urls:
         url = parse_url(queue_url)
-        location = (url.store, *(url.options.get(name, "") for name in _LOCATION))
-        if location not in locations:
-            locations[location] = len(urls)
-            urls.append(queue_url)
-        of_queue[queue_url] = locations[location]
-    rings = [open_keyring(queue_url) for queue_url in urls]
-    return rings[0] if len(rings) == 1 else JoinedKeyRings(rings, of_queue)
+        parts = urlsplit(url.store)
+        user, _, host = parts.netloc.rpartition("@")
+        options = (url.options.get(name, "") for name in _LOCATION)
+        location = (parts.scheme, host, parts.path, *options)
+        stores.setdefault(location, {}).setdefault(user, queue_url)
+    rings = [[open_keyring(url) for url in users.values()] for users in stores.values()]
+    return rings[0][0] if len(rings) == len(rings[0]) == 1 else JoinedKeyRings(rings)
+
+
+async def ask_once(ring: Keys) -> None:
+    """Count the keys at the start of a gateway, so that a ring that refuses is logged then."""
+    with suppress(StoreError):
+        await ring.count()

@@ -72,8 +72,8 @@ class Keys(Protocol):
     async def find(self, key_id: str) -> Key | None:
         """One key, expired or not; `last_used_ms` is not set."""
 
-    async def count(self, queue_url: str = "") -> int:
-        """How many keys there are; `queue_url` names the queue of the route that asks."""
+    async def count(self) -> int:
+        """How many keys there are."""
 
     async def touch(self, key_id: str, now_ms: int) -> None:
         """Store the time of the last use of a key."""
@@ -240,7 +240,7 @@ class MemoryKeyRing:
     async def find(self, key_id: str) -> Key | None:
         return self._keys.get(key_id)
 
-    async def count(self, queue_url: str = "") -> int:
+    async def count(self) -> int:
         return len(self._keys)
 
     async def touch(self, key_id: str, now_ms: int) -> None:

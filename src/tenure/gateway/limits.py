@@ -19,10 +19,12 @@ from typing import Annotated
 
 import msgspec
 import structlog
+from starlette.types import Scope
 
 from tenure.core.endpoint import Submits
 from tenure.core.errors import StoreError
 from tenure.core.job import NewJob, Submitted
+from tenure.dashboard.api import ROUTE
 from tenure.gateway.problems import Problem
 
 _log = structlog.get_logger("tenure.gateway")
@@ -161,6 +163,33 @@ class FailedLogins:
         with suppress(Problem):
             self._log_lines.take(origin, LOG_QUOTA)
             _log.warning("login_limited", address=address, key=key_id, way=way)
+
+
+_FAILURES_QUOTA = Quota(rate_per_s=1 / 60, rate_burst=5)
+
+
+class FailureLog:
+    """Logs failed requests: five lines at once and one a minute for each cause and address.
+
+    So clients that send the same request again and again do not flood the log.
+    """
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._lines = RateLimit(clock_s=clock_s)
+
+    def log(self, error: Exception, code: str, scope: Scope, request_id: str) -> None:
+        """Log one failure; `code` is that of its problem, "" for an unexpected exception."""
+        client = scope.get("client")
+        cause = code or f"{type(error).__name__} {scope.get(ROUTE, '')}"
+        with suppress(Problem):
+            self._lines.take(f"{cause} {origin_of(client[0] if client else '')}", _FAILURES_QUOTA)
+            _log.error(
+                "request_failed",
+                request_id=request_id,
+                path=scope["path"],
+                exc_info=None if code else error,
+                error=str(error),
+            )
 
 
 class StreamLimit:

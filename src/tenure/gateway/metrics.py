@@ -12,6 +12,7 @@ from prometheus_client import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
+from tenure.core.portable import word_state
 from tenure.core.seam import Counts
 
 # Otherwise every counter has a second series with its creation time.
@@ -48,7 +49,13 @@ class Metrics:
         self.quarantined = self._counter(
             "tenure_quarantined", "Records that could not be read and were set aside.", "queue"
         )
-        self._depth = self._gauge("tenure_queue_depth", "Jobs in a state now.", "queue", "state")
+        self._depth = self._gauge(
+            "tenure_queue_depth",
+            "Jobs in a state now; own_state is the contract's word for it.",
+            "queue",
+            "state",
+            "own_state",
+        )
         self._oldest = self._gauge(
             "tenure_oldest_waiting_seconds", "How long the oldest waiting job has waited.", "queue"
         )
@@ -82,13 +89,13 @@ class Metrics:
         """Count an event stream; its duration is not a latency."""
         self._requests.labels("GET", route, str(status)).inc()
 
-    def observe(self, queue: str, counts: Counts | None) -> None:
+    def observe(self, queue: str, contract: str, counts: Counts | None) -> None:
         """Set the gauges of one queue; `counts` is None if its store did not answer."""
         self._up.labels(queue).set(0 if counts is None else 1)
         if counts is None:
             return
-        for state, depth in counts.states.items():
-            self._depth.labels(queue, state).set(depth)
+        for word, depth in counts.states.items():
+            self._depth.labels(queue, word_state(contract, word) or "waiting", word).set(depth)
         self._oldest.labels(queue).set(counts.oldest_waiting_ms / 1000)
         self._workers.labels(queue).set(counts.workers)
         self._paused.labels(queue).set(counts.paused)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
@@ -17,9 +17,11 @@ import msgspec
 import structlog
 from msgspec import Meta
 
+from tenure.client.events import FollowedLedger
 from tenure.core.endpoint import OPEN, Answer, Call, Endpoint, Handle, Reply, Right, Submits
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, UsageError
-from tenure.core.job import JobEvent, NewJob, Submitted
+from tenure.core.job import NewJob, Submitted
+from tenure.core.portable import State, portable_counts
 from tenure.core.redaction import Redaction
 from tenure.core.registry import (
     contract_of,
@@ -31,12 +33,12 @@ from tenure.core.registry import (
     open_queue,
     parse_url,
 )
-from tenure.core.seam import Counts, Ledger
+from tenure.core.seam import Counts
 from tenure.dashboard.audit import AuditLog
 from tenure.dashboard.queues import OpenQueue, QueueRegistry, gather_available
 from tenure.dashboard.views import QueueWarning
 from tenure.gateway.feed import Feed
-from tenure.gateway.http.dispatch import Bytes
+from tenure.gateway.http.resource import Bytes
 from tenure.gateway.keys import TICKET_S, Keys
 from tenure.gateway.metrics import TEXT, Metrics
 from tenure.gateway.problems import Problem
@@ -116,7 +118,7 @@ def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> GatewayQueue
     parsed = parse_url(url)
     ledger, journal = open_ledger(url), open_journal(url)
     feed = Feed(
-        _Followed(ledger),
+        FollowedLedger(ledger),
         journal,
         waiter=ledger.features.waiter,
         final=contract_of(parsed).machine.final,
@@ -136,22 +138,6 @@ def _open(url: str, settings: GatewaySettings, metrics: Metrics) -> GatewayQueue
         outbox=open_part(url, "outbox") if has_part(url, "outbox") else None,
         feed=feed,
     )
-
-
-class _Followed:
-    """A ledger for the feed. Without the feature `changes` each job takes one call."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.get = ledger.get
-        self.events = ledger.events
-        self._changes = ledger.features.changes or self._events_by_job
-
-    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        return await self._changes(cursors)
-
-    async def _events_by_job(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
-        reads = [self.events(job_id, after=after) for job_id, after in cursors.items()]
-        return dict(zip(cursors, await asyncio.gather(*reads), strict=True))
 
 
 class SubmitBatcher:
@@ -219,8 +205,9 @@ async def _redis_warnings(redis: Redis) -> list[QueueWarning]:
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its depths. `states` counts jobs now, `totals` since the queue exists.
+    """A queue and its depths. `states` counts jobs now, by the states that all contracts share.
 
+    `own_states` counts them by the contract's words, and so does `totals`, since the queue exists.
     `away` is true when its store does not answer; all numbers are 0 then.
     """
 
@@ -229,7 +216,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     workers: int
     oldest_waiting_ms: int
-    states: dict[str, int]
+    states: dict[State, int]
+    own_states: dict[str, int]
     totals: dict[str, int]
     away: bool = False
 
@@ -439,9 +427,9 @@ class Operations:
             self._note_quarantined(queue)
             try:
                 async with asyncio.timeout(_READY_S):
-                    self._metrics.observe(queue.name, await queue.ledger.counts())
+                    self._metrics.observe(queue.name, queue.contract, await queue.ledger.counts())
             except (StoreError, TimeoutError):
-                self._metrics.observe(queue.name, None)
+                self._metrics.observe(queue.name, queue.contract, None)
         page, media = self._metrics.page(call.headers.get("accept", ""))
         return Answer(200, Bytes(page, media))
 
@@ -463,7 +451,8 @@ def _view(queue: OpenQueue, counts: Counts | None) -> QueueView:
         paused=now.paused,
         workers=now.workers,
         oldest_waiting_ms=now.oldest_waiting_ms,
-        states=now.states,
+        states=portable_counts(queue.contract, now.states),
+        own_states=now.states,
         totals=now.totals,
         away=counts is None,
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from http import HTTPStatus
+from http.client import responses
 from typing import Any
 
 import msgspec
@@ -107,10 +107,10 @@ class Problem(Exception):
             self.headers = (*headers, ("retry-after", str(retry_after_s)))
             self.extra = {**extra, "retry_after": retry_after_s}
 
-    def body(self, path: str, request_id: str) -> bytes:
-        """The problem document."""
+    def body(self, path: str, request_id: str, base: str = "") -> bytes:
+        """The problem document; `base` is the prefix under which the gateway is served."""
         document = ProblemDocument(
-            type=f"/docs#{self.code}",
+            type=f"{base}/docs#{self.code}",
             title=title_of(self.status),
             status=self.status,
             detail=self.detail,
@@ -124,7 +124,7 @@ class Problem(Exception):
 def title_of(status: int) -> str:
     """The name of a status in RFC 9110; Python before 3.13 has older names for two."""
     newer = {413: "Content Too Large", 422: "Unprocessable Content"}
-    return newer.get(status) or HTTPStatus(status).phrase
+    return newer.get(status) or responses.get(status, "Error")
 
 
 def problem_of(error: Exception) -> Problem | None:

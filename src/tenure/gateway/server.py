@@ -19,7 +19,7 @@ import structlog
 import uvicorn
 
 from tenure.core.errors import UsageError
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.http.connections import ClientConnection, Connections
 from tenure.gateway.keys import Keys
 from tenure.gateway.settings import GatewaySettings, split_address
@@ -32,7 +32,6 @@ _BACKLOG = 4096
 # clients do not wait behind a flood of connections.
 _ACCEPTS = 8
 _OTHER_FILES = 256  # open files besides client connections: stores, logs, libraries
-_SWEEP_TICKS = 3  # deadlines of connections are checked every third tick of 0.1 s
 
 
 class _Server(uvicorn.Server):
@@ -43,8 +42,7 @@ class _Server(uvicorn.Server):
         self._connections = connections
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % _SWEEP_TICKS == 0:
-            self._connections.sweep()
+        self._connections.sweep()  # every 0.1 s
         return await super().on_tick(counter)
 
     @contextmanager
@@ -70,7 +68,7 @@ async def serving(
             sockets.append(stack.enter_context(_bound_socket(*admin)))
             connections.admin_port = sockets[1].getsockname()[1]
         config = uvicorn.Config(
-            gateway,
+            gateway.asgi,
             http=partial(ClientConnection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",

@@ -1,19 +1,22 @@
-"""Server-sent events: the frames, the buffer of one client, and the HTTP response."""
+"""Event streams of jobs: the events that clients get, the buffer of one client, the HTTP response.
+
+`core.encoding` makes the bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tenure.core.encoding import LINE_ENDS, answer_json, sse_frame
+from tenure.core.encoding import answer_json, sse_comment, sse_frame
 from tenure.core.endpoint import Caller, Follow
 from tenure.core.errors import StoreError
-from tenure.core.job import JobEvent
+from tenure.core.job import JobEvent, JobRecord, position
 from tenure.dashboard.api import until_disconnected
 from tenure.gateway.auth import CACHE_S, Auth
 from tenure.gateway.limits import StreamLimit
@@ -27,7 +30,7 @@ _HEADERS: list[tuple[bytes, bytes]] = [
     (b"x-accel-buffering", b"no"),
 ]
 _ABORT_AFTER_S = 5.0
-HEARTBEAT = b": heartbeat\n\n"
+HEARTBEAT = sse_comment("heartbeat")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -52,28 +55,17 @@ def frame_without_id(event: JobEvent) -> bytes:
     return sse_frame(event.type, _shown(event))
 
 
-def comment(text: str, *, retry_ms: int = 0) -> bytes:
-    """A comment line; with `retry_ms` also the time after which to reconnect."""
-    retry = b"retry: %d\n" % retry_ms if retry_ms else b""
-    return b"%b: %b\n\n" % (retry, text.translate(LINE_ENDS).encode())
-
-
-def position(event_id: str) -> tuple[int, ...]:
-    """An event id as a tuple that can be compared.
-
-    >>> position("1700000000000-10") > position("1700000000000-9") > position("")
-    True
-    """
-    return tuple(int(part) for part in event_id.split("-")) if event_id else ()
-
-
 def _shown(event: JobEvent) -> dict[str, object]:
     # Decoded, to be encoded again: the data of a frame is JSON without line breaks.
     data = answer_json(event.data) if event.data else {}
     return {"type": event.type, "ts": event.ts_ms, "step": event.step, "data": data}
 
 
-_TOO_SLOW = comment("you read too slowly; reconnect and go on from your Last-Event-ID")
+GONE = frame_without_id(
+    JobEvent(event_id="", type="expired", ts_ms=0, step="gateway.expired")
+) + sse_comment("the job has expired")
+_UNREADABLE = sse_comment("the events of this job cannot be read")
+_TOO_SLOW = sse_comment("you read too slowly; reconnect and go on from your Last-Event-ID")
 
 
 class Subscriber:
@@ -97,6 +89,7 @@ class Subscriber:
         "live",
         "masked",
         "on_overflow",
+        "origin",
         "page",
         "pushed_s",
     )
@@ -115,6 +108,7 @@ class Subscriber:
         self.cursor = position(after)
         self.live = False
         self.masked = False
+        self.origin: tuple[str, int] | None = None
         self.ended = False
         self.page = 1
         self.pushed_s = now_s
@@ -144,6 +138,17 @@ class Subscriber:
                 self.on_overflow()
             return
         self._wake()
+
+    def take(self, event: JobEvent, *, at: tuple[int, ...], last: bool) -> bool:
+        """Add one event, in a frame of its own."""
+        return self.event(event, frame(event), at=at, last=last)
+
+    def finish(self, last: JobEvent | None) -> None:
+        """End the stream with an event that has no position, or because it cannot be read."""
+        if last is None:
+            self.end(_UNREADABLE)
+        else:
+            self.end(GONE if last.type == "expired" else frame_without_id(last))
 
     def event(self, event: JobEvent, framed: bytes, *, at: tuple[int, ...], last: bool) -> bool:
         """Add one event unless it was added before; `last` ends the stream after it."""
@@ -184,13 +189,47 @@ class Subscriber:
             waiter.set_result(None)
 
 
-_REVOKED = comment("the key of this connection is no longer valid")
+def end_others(subscribers: Iterable[Subscriber], record: JobRecord | None) -> None:
+    """End the subscribers whose job is gone, or whose id another job has by now."""
+    for subscriber in list(subscribers):
+        if subscriber.origin not in (None, record.origin if record else ()):
+            subscriber.end(GONE)
+
+
+async def end_replaced(
+    get: Callable[[str], Awaitable[JobRecord | None]], subscribers: Iterable[Subscriber]
+) -> None:
+    """The same for jobs that `get` reads, if their subscribers have an origin.
+
+    Called after events were read and before they are delivered: after the removal of a job another
+    requester may use its id, and the events of that job are not for the followers of the first.
+    """
+    followers: dict[str, list[Subscriber]] = {}
+    for subscriber in subscribers:
+        if subscriber.origin is not None and not subscriber.ended:
+            followers.setdefault(subscriber.job_id, []).append(subscriber)
+    records = await asyncio.gather(*map(get, followers), return_exceptions=True)
+    for record, those in zip(records, followers.values(), strict=True):
+        if isinstance(record, StoreError):
+            raise record
+        # The owner of a job that cannot be read is unknown.
+        end_others(those, record if isinstance(record, JobRecord) else None)
+
+
+_REVOKED = sse_comment("the key of this connection is no longer valid")
 
 
 class EventSource(Protocol):
     """What a stream needs of the feed of a queue."""
 
-    def subscribe(self, job_id: str, after: str, *, masked: bool = False) -> Subscriber:
+    def subscribe(
+        self,
+        job_id: str,
+        after: str,
+        *,
+        masked: bool = False,
+        origin: tuple[str, int] | None = None,
+    ) -> Subscriber:
         """A new subscriber of a job."""
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -244,7 +283,9 @@ class Streamer:
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
-            subscriber = feed.subscribe(follow.job_id, follow.after, masked=follow.masked)
+            subscriber = feed.subscribe(
+                follow.job_id, follow.after, masked=follow.masked, origin=follow.origin
+            )
             timers: list[asyncio.TimerHandle] = []
             subscriber.on_overflow = lambda: self._drop(scope, timers)
             streams = self._open.setdefault(caller, set())
@@ -272,7 +313,7 @@ class Streamer:
 
     def _restarting(self) -> bytes:
         retry_ms = random.randint(self._retry_ms // 4, self._retry_ms)
-        return comment("the gateway is restarting", retry_ms=retry_ms)
+        return sse_comment("the gateway is restarting", retry_ms=retry_ms)
 
     def _drop(self, scope: Scope, timers: list[asyncio.TimerHandle]) -> None:
         """Give a client that reads too slowly five seconds for the last bytes, then abort."""

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from tenure.store.files import why_untrusted
+from tenure.core.config import why_untrusted
 
 PRELOADED = (
     *("numpy", "pandas", "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet", "pyspark.worker"),

@@ -106,7 +106,7 @@ def _check(rows: DataFrame, stores: dict[str, str]) -> None:
         if row.journal not in stores:
             raise UsageError(
                 f"the lake does not say where {row.journal} lives (its URL had a password); "
-                "name it with --from URL"
+                "name it with --queue URL"
             )
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tenure.core.config import why_untrusted
 from tenure.core.errors import UsageError
 from tenure.pipeline.fork_server import launcher
 from tenure.pipeline.java import find_java
-from tenure.store.files import private_folder, why_untrusted
+from tenure.store.files import private_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

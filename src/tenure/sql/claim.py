@@ -28,15 +28,15 @@ from tenure.core.seam import Quarantined
 from tenure.sql.engine import Engine, QueueSettings, Row, UnreadableRow, why_unreadable
 
 CLAIM_MAX = 1_000
-# Contract section 12: poll even without a notice, at random times so that workers spread.
+# Poll even without a notice, at random times so that workers spread (inbox contract, section 12).
 POLL_MS = (500, 1_500)
-_HEAD = (-(2**31), -1)
-_HEAD_AGAIN_S = 1.0
-_LOOK_EVERY_S = 0.05
-_LEASES_EVERY_S = 0.5
-_LEASES_PARTS = 20
-_LEASES_FULL_S = 10.0
-_NOT_NOW_MS = 2**62
+_HEAD = (-(2**31), -1)  # before the first job: priority, seq
+_HEAD_EVERY_S = 1.0
+_CHECK_DUE_EVERY_S = 0.05
+_CHECK_LEASES_EVERY_S = 0.5
+_LEASE_CHECKS_MIN = 20  # a short lease is checked at least this often while it lasts
+_CHECK_ALL_LEASES_EVERY_S = 10.0
+_NO_LEASES_MS = 2**62  # no lease expires this late, so none is checked
 _UNBLOCK_EVERY_S = 0.25
 _SHARE_POLL_MS = 100
 _QUARANTINED_MAX = 1_000
@@ -69,9 +69,9 @@ class SqlClaimer:
         self._recovered: set[tuple[str, int]] = set()
         self._position = _HEAD
         self._head_at = 0.0
-        self._looked_at = 0.0
-        self._leases_at = self._leases_full_at = 0.0
-        self._leases_ms = 0
+        self._due_checked_at = 0.0
+        self._leases_checked_at = self._all_leases_checked_at = 0.0
+        self._leases_checked_to_ms = 0
         self._unblocked_at = 0.0
         self.quarantined: list[Quarantined] = []
 
@@ -120,17 +120,17 @@ class SqlClaimer:
                 if leases:
                     return leases, 0, True
             now = asyncio.get_running_loop().time()
-            look = now - self._looked_at > _LOOK_EVERY_S or self._position == _HEAD
-            rows, token = await self._claim(limit, now, look=look)
+            check_due = now - self._due_checked_at > _CHECK_DUE_EVERY_S or self._position == _HEAD
+            rows, token = await self._claim(limit, now, check_due=check_due)
             if rows[0]["overdue"]:
                 await self._make_due()
                 self.start_at_head()
-                rows, token = await self._claim(limit, now, look=False)
+                rows, token = await self._claim(limit, now, check_due=False)
             leases = await self._leases(rows, token, limit)
             while not leases and rows[-1]["job_id"] is not None:  # all of them were unreadable
-                rows, token = await self._claim(limit, now, look=False)
+                rows, token = await self._claim(limit, now, check_due=False)
                 leases = await self._leases(rows, token, limit)
-            # With concurrent writers, an event may have missed the end of the event before it.
+            # Event N+1 of a job may commit after event N has ended, so that nothing made it ready.
             concurrent = self._engine.dialect == "postgres"
             if concurrent and not leases and now - self._unblocked_at > _UNBLOCK_EVERY_S:
                 self._unblocked_at = now
@@ -138,16 +138,16 @@ class SqlClaimer:
                     return leases, 1, True
             return leases, _due_in_ms(rows[0]), len(_taken(rows)) >= limit
 
-    async def _claim(self, limit: int, now: float, *, look: bool) -> tuple[list[Row], str]:
+    async def _claim(self, limit: int, now: float, *, check_due: bool) -> tuple[list[Row], str]:
         token = secrets.token_hex(16)
         token_h = short_hash(token.encode())
-        if now - self._head_at > _HEAD_AGAIN_S:
+        if now - self._head_at > _HEAD_EVERY_S:
             self.start_at_head()
         if self._position == _HEAD:
             self._head_at = now
-        if look:
-            self._looked_at = now
-        leases_ms = self._leases_from(now) if look else _NOT_NOW_MS
+        if check_due:
+            self._due_checked_at = now
+        expired_from_ms = self._expired_from_ms(now) if check_due else _NO_LEASES_MS
         settings = self._settings
         # Stored before the call: if it is cancelled, the next claim looks for its leases.
         self._unanswered[token_h] = (token, now + settings.lease_ms / 1000)
@@ -159,28 +159,29 @@ class SqlClaimer:
             lease_ms=settings.lease_ms,
             worker_id=self._worker_id,
             token_h=token_h,
-            look=look,
+            check_due=check_due,
             from_priority=self._position[0],
             from_seq=self._position[1],
-            leases_ms=leases_ms,
+            expired_from_ms=expired_from_ms,
             share=settings.share,
             requester_max=settings.requester_max,
         )
         del self._unanswered[token_h]
         if rows[0]["overdue"]:
-            self._leases_full_at = 0.0
-        elif leases_ms != _NOT_NOW_MS:
-            self._leases_at, self._leases_ms = now, rows[0]["now_ms"]
+            self._all_leases_checked_at = 0.0
+        elif expired_from_ms != _NO_LEASES_MS:
+            self._leases_checked_at, self._leases_checked_to_ms = now, rows[0]["now_ms"]
         return list(rows), token
 
-    def _leases_from(self, now: float) -> int:
+    def _expired_from_ms(self, now: float) -> int:
         """From which expiry time on to look for expired leases."""
-        if now - self._leases_full_at > _LEASES_FULL_S:
-            self._leases_full_at = now
+        if now - self._all_leases_checked_at > _CHECK_ALL_LEASES_EVERY_S:
+            self._all_leases_checked_at = now
             return 0
-        every_s = min(_LEASES_EVERY_S, self._settings.lease_ms / 1000 / _LEASES_PARTS)
-        busy = self._position != _HEAD
-        return _NOT_NOW_MS if busy and now - self._leases_at < every_s else self._leases_ms
+        every_s = min(_CHECK_LEASES_EVERY_S, self._settings.lease_ms / 1000 / _LEASE_CHECKS_MIN)
+        if self._position != _HEAD and now - self._leases_checked_at < every_s:
+            return _NO_LEASES_MS
+        return self._leases_checked_to_ms
 
     async def _leases(self, rows: list[Row], token: str, limit: int) -> list[Lease]:
         taken = _taken(rows)
@@ -235,9 +236,15 @@ class SqlClaimer:
             gid=row["gid"],
             priority=row["priority"],
             trace=row["trace"],
+            ttl_ms=ttl_ms(row),
             requester=row["requester_id"] or "",
             webhook_url=row["status_webhook_url"] or "",
         )
+
+
+def ttl_ms(row: Row) -> int:
+    """The time to live in a row of a claim; 0 if its job has none."""
+    return row["expires_ms"] - row["created_ms"] if row["expires_ms"] else 0
 
 
 def _taken(rows: list[Row]) -> list[Row]:
@@ -247,7 +254,7 @@ def _taken(rows: list[Row]) -> list[Row]:
 def _due_in_ms(row: Row) -> int:
     due_ms = max(1, row["next_due_ms"] - row["now_ms"]) if row["next_due_ms"] else 0
     # There is no notice when a requester falls below its share, so poll.
-    return min(due_ms or _SHARE_POLL_MS, _SHARE_POLL_MS) if row["left_some"] else due_ms
+    return min(due_ms or _SHARE_POLL_MS, _SHARE_POLL_MS) if row["left_by_share"] else due_ms
 
 
 def why_no_json(payload: bytes) -> str:

@@ -14,7 +14,7 @@ INBOX = "inbox_jobs"
 OUTBOX = "job_outbox_events"
 PLANE = "plane_jobs"
 IN_BULK = 500
-"""A submit of at least so many jobs is a bulk submit; two of them may run at once."""
+"""A submit of at least this many jobs is a bulk submit; two of them may run at once."""
 
 _DAY_MS = 86_400_000
 _KEEP_MS_MAX = 2**53
@@ -40,8 +40,8 @@ ROW_MACHINE = Machine(
         "failed": ("queued", "dead_letter"),
     },
     reopen={"succeeded": ("queued",), "dead_letter": ("queued",)},
-    overtake_ms=10_000,
-    walks=(
+    order_slack_ms=10_000,
+    combined_steps=(
         ("claimed", "fetching", "processing"),
         ("claimed", "fetching", "processing", "uploading"),
         ("fetching", "processing", "uploading"),

@@ -6,17 +6,17 @@ both dialects (but for `engine_only.sql`). Each statement begins with a header:
     -- name: extend
     -- What it does.
     -- Batch: job_id text, fence bigint     columns of a list of rows, read as `{batch}`
-    -- Alike: fence                         batch columns that often have one value
+    -- Constant: fence                      batch columns whose value is often the same in all rows
     -- Takes: queue text, count integer     single parameters, read as `:queue`
     -- Returns: what comes back             -- Clauses: clauses of the contract that it serves
 
 An operation is one transaction. `{jobs}` is the table of jobs. Every other word in braces is a
 fragment of `fragments.sql`; `{write_events: moved=taken}` includes a fragment with arguments.
 
-PostgreSQL gets one statement with `$1` and an array per batch column. If every `Alike` column of a
-batch has one value, it gets that value instead of an array, because every element costs time on
-both sides (inbox with events: CPU per job 1.2 without it, 2026-11-18). SQLite gets its statements
-one by one and the batch as one JSON text.
+PostgreSQL gets one statement with `$1` and an array per batch column. If each `Constant` column has
+the same value in all rows of a batch, it gets that value instead of an array, because every element
+costs time on both sides (inbox with events: without this the CPU time per job is 1.2 times as high,
+2026-11-18). SQLite gets its statements one by one and the batch as one JSON text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Dialect = Literal["postgres", "sqlite"]
 
 _NAME = re.compile(r"^-- name: ([a-z_]+)(?: \[([a-z_]+)\])?\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{([a-z_]+)(?:: ([^{}]+))?\}")
-_ALIKE = re.compile(r"^-- Alike: (.*)$", re.MULTILINE)
+_CONSTANT = re.compile(r"^-- Constant: (.*)$", re.MULTILINE)
 _COLUMN = re.compile(r"([a-z_]+) ([a-z]+(?:\[\])?)")
 _PARAMETER = re.compile(r"(?<![:\w\"]):([a-z_]+)\b")
 _STORE_PARAMETERS = {"sqlite": frozenset({"batch", "now_ms"}), "postgres": frozenset[str]()}
@@ -50,8 +50,8 @@ class Operation:
     batch: tuple[str, ...]
     takes: tuple[str, ...]
     statements: tuple[str, ...] = field(repr=False)
-    alike: frozenset[str] = frozenset()
-    for_alike: str = field(default="", repr=False)
+    constant: frozenset[str] = frozenset()
+    with_constants: str = field(default="", repr=False)
 
 
 class Operations(dict[str, Operation]):
@@ -113,10 +113,10 @@ def make_operation(
 ) -> Operation:
     """One named statement, made ready for its dialect."""
     batch, takes = header_columns(text, "Batch"), header_columns(text, "Takes")
-    alike = frozenset(word for line in _ALIKE.findall(text) for word in line.split(", "))
+    constant = frozenset(word for line in _CONSTANT.findall(text) for word in line.split(", "))
     bare = _without_comments(text)
     body = _filled(bare, {**fragments, "batch": _batch_source(dialect, batch)}, name)
-    short = _filled(bare, {**fragments, "batch": _alike_source(batch, alike)}, name)
+    with_constants = _filled(bare, {**fragments, "batch": _constant_source(batch, constant)}, name)
     used = set(_PARAMETER.findall(body)) - _STORE_PARAMETERS[dialect]
     if used - {column for column, _ in takes}:
         raise UsageError(f"{name}: uses {sorted(used)}, its header takes {dict(takes)}")
@@ -125,8 +125,8 @@ def make_operation(
         batch=tuple(column for column, _ in batch),
         takes=tuple(column for column, _ in takes),
         statements=tuple(split(body)) if dialect == "sqlite" else (_numbered(body, batch, takes),),
-        alike=alike,
-        for_alike=_numbered(short, batch, takes) if alike else "",
+        constant=constant,
+        with_constants=_numbered(with_constants, batch, takes) if constant else "",
     )
 
 
@@ -176,11 +176,11 @@ def _batch_source(dialect: Dialect, columns: Sequence[tuple[str, str]]) -> str:
     return f"unnest({arrays}) WITH ORDINALITY AS given({', '.join(names)}, n)"
 
 
-def _alike_source(columns: Sequence[tuple[str, str]], alike: Collection[str]) -> str:
-    """The batch of PostgreSQL with one value for each `Alike` column; positions are the same."""
+def _constant_source(columns: Sequence[tuple[str, str]], constant: Collection[str]) -> str:
+    """The batch of PostgreSQL with one value for each `Constant` column; positions are the same."""
     arrays, names, values = [], [], []
     for at, (name, kind) in enumerate(columns, 1):
-        if name in alike:
+        if name in constant:
             values.append(f"${at}::{kind} AS {name}")
         else:
             arrays.append(f"${at}::{kind}[]")

@@ -18,13 +18,17 @@ from tenure.sql.schema import check_version, repair_sequences
 from tenure.store.postgres import CALL_TIMEOUT_S, CONNECTIONS_MAX, Connection, Postgres
 
 _SETTLED_TIMEOUT_S = 2.0
-SAMPLE = 16
+SAMPLE = 16  # how many jobs of a bulk submit are looked up before the COPY
 _NOTIFY_PAUSE_S = 0.02
+# Callers wait for the ends of their jobs: a notice of one job must not wait long behind another's.
+_NEWS_PAUSE_S = 0.004
 _NOTIFY = (
     "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, queue)"
     " FROM unnest($2::text[]) queue"
 )
 _SEQUENCE_ENDED = "2200H"
+# Followers of jobs wait for these, on a channel of their own: they make nothing claimable.
+_FOLLOWED = frozenset({"complete", "settle", "decide", "report", "cancel"})
 # The operations that may make an event claimable, and the column that says whether they did: steps
 # of jobs write events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {
@@ -33,7 +37,7 @@ _EVENT_COLUMN = {
     **{
         (table, operation): "has_event"
         for table in (INBOX, OUTBOX)
-        for operation in ("settle", "decide")
+        for operation in ("complete", "settle", "decide")
     },
 }
 
@@ -65,6 +69,7 @@ class PostgresEngine:
         self._checked = False
         self._order = asyncio.Lock()
         self._notifier = _PostgresNotifier(self.database, self.channel)
+        self._news = _PostgresNotifier(self.database, f"{self.channel}_news", _NEWS_PAUSE_S)
 
     @property
     def channel(self) -> str:
@@ -93,13 +98,15 @@ class PostgresEngine:
                 return stored
         statement = found.statements[0]
         columns = dict(zip(found.batch, zip(*batch, strict=True), strict=False))
-        alike = {name: columns[name][0] for name in found.alike if batch}
-        if alike and all(columns[name].count(value) == len(batch) for name, value in alike.items()):
-            statement = found.for_alike
-            columns |= alike
+        firsts = {name: columns[name][0] for name in found.constant if batch}
+        if firsts and all(columns[name].count(each) == len(batch) for name, each in firsts.items()):
+            statement = found.with_constants
+            columns |= firsts
         arguments: list[Any] = list(columns.values())
         arguments += [params[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)
+        if operation in _FOLLOWED:
+            self._news.notify(params["queue"])
         column = _EVENT_COLUMN.get((table, operation))
         if column and any(row[column] for row in rows):
             self._notifier.notify(params["queue"] + ("/outbox" if table == INBOX else ""))
@@ -181,10 +188,10 @@ class PostgresEngine:
         return operations[name]
 
     def listener(self, queue: str) -> QueueListener:
-        return _PostgresListener(self.database, self.channel, queue)
+        return _PostgresListener(self.database, queue, self.channel)
 
     def journal_listener(self, queue: str) -> QueueListener:
-        return self.listener(queue)
+        return _PostgresListener(self.database, queue, self.channel, self._news.channel)
 
     async def settled_position(self) -> int:
         """The last position before all open transactions: positions are allocated before a commit.
@@ -209,6 +216,7 @@ class PostgresEngine:
 
     async def close(self) -> None:
         await self._notifier.close()
+        await self._news.close()
         await self.database.close()
 
 
@@ -308,9 +316,10 @@ class _PostgresNotifier:
     steps at once, and does not wait for a flush itself.
     """
 
-    def __init__(self, database: Postgres, channel: str) -> None:
+    def __init__(self, database: Postgres, channel: str, pause_s: float = _NOTIFY_PAUSE_S) -> None:
         self._database = database
-        self._channel = channel
+        self.channel = channel
+        self._pause_s = pause_s
         self._due: set[str] = set()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -332,26 +341,27 @@ class _PostgresNotifier:
             while self._due:
                 queues, self._due = sorted(self._due), set()
                 with contextlib.suppress(StoreError):  # then the claimers find it by polling
-                    await self._database.fetch(_NOTIFY, [self._channel, queues])
+                    await self._database.fetch(_NOTIFY, [self.channel, queues])
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _NOTIFY_PAUSE_S)
+                    await asyncio.wait_for(self._closing.wait(), self._pause_s)
         finally:
             self._task = None
 
 
 class _PostgresListener:
-    """Listens for notices of one queue."""
+    """Listens for notices of one queue, on one channel or on several."""
 
-    def __init__(self, database: Postgres, channel: str, queue: str) -> None:
+    def __init__(self, database: Postgres, queue: str, *channels: str) -> None:
         self._database = database
-        self._channel = channel
         self._queue = queue
+        self._channels = channels
         self._notified = asyncio.Event()
 
     async def arm(self) -> bool:
         self._notified.clear()
-        if await self._database.listen(self._channel, self._on_notice):
-            self._notified.set()  # look for what was written before we listened
+        for channel in self._channels:
+            if await self._database.listen(channel, self._on_notice):
+                self._notified.set()  # look for what was written before we listened
         return False
 
     async def wait(self, wait_ms: int) -> None:

@@ -13,6 +13,7 @@ from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.seam import (
+    NOW,
     PAGE_BYTES,
     READ_STEP,
     Counts,
@@ -23,19 +24,21 @@ from tenure.core.seam import (
 )
 from tenure.core.state import Machine
 from tenure.sql.engine import OUTBOX, Engine, QueueSettings, Row
+from tenure.sql.records import schedules_of
 from tenure.sql.settle import decide
 
 _WAIT_MS = 250
-# The history of an outbox is among the steps of its jobs, millions of which may have no event. So
-# many positions are read at a time.
+# The history of an outbox is among the steps of its jobs, millions of which may have no event. Read
+# at most SPAN positions per query.
 SPAN = 50_000
 # A position given as a time. Writers of the same moment may commit in any order.
-_AT = "@"
+_TIME_PREFIX = "@"
 _DISORDER_MS = 5_000
 _STEP = 500
 # One call of `find` reads no more jobs than this, so a page may be short or empty.
 _SCAN_MAX = 10_000
-_BEYOND = 2**62
+_AFTER_NEWEST = 2**62
+_ATTEMPTS_MAX = 100
 _POSITION = re.compile(r"[0-9]{1,18}")
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
@@ -81,29 +84,45 @@ class SqlJournal:
         return rows
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after == "$":
+        if after == NOW:
             after = str(await self._engine.settled_position())
         after = await self._position(after)
         while True:
-            await self._listener.arm()
+            await self.arm()
             events = await self.read(after=after)
             left_ms = round((deadline - loop.time()) * 1000)
             if events or left_ms <= 0:
                 return events
-            await self._listener.wait(min(left_ms, _WAIT_MS))
+            await self.notified(min(left_ms, _WAIT_MS))
+
+    async def arm(self) -> None:
+        """Listen from now on."""
+        await self._listener.arm()
+
+    async def notified(self, wait_ms: int) -> None:
+        """Return when there may be news, at the latest after `wait_ms`."""
+        await self._listener.wait(wait_ms)
+
+    async def stop_listening(self) -> None:
+        """Listen for nothing any more; the connections stay open."""
+        await self._listener.close()
+
+    async def last(self) -> str:
+        """The position up to which no open transaction can still add an event."""
+        return str(await self._engine.settled_position())
 
     def since(self, ts_ms: int) -> str:
-        """A position before everything that happened since then."""
-        return f"{_AT}{ts_ms}"
+        """A cursor before every event since this time, and before some earlier ones."""
+        return f"{_TIME_PREFIX}{ts_ms}"
 
     async def _position(self, after: str) -> str:
         """`after` as a number; a time is found by bisection, since `ts_ms` rises with `seq`."""
-        if not after.startswith(_AT):
+        if not after.startswith(_TIME_PREFIX):
             return after
-        target_ms = int(after.removeprefix(_AT)) - _DISORDER_MS
+        target_ms = int(after.removeprefix(_TIME_PREFIX)) - _DISORDER_MS
         low, high = 0, await self._engine.settled_position()
         at = high
         while low < high:
@@ -119,7 +138,7 @@ class SqlJournal:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._listener.close()
+        await self.stop_listening()
         await self._engine.close()
 
 
@@ -204,7 +223,11 @@ class SqlLedger:
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(is_outbox=self.is_outbox, unfinished=self.unfinished)
+        return LedgerFeatures(
+            is_outbox=self.is_outbox,
+            unfinished=self.unfinished,
+            schedules=schedules_of(self._engine, self._settings),
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
@@ -217,8 +240,9 @@ class SqlLedger:
         return rows[0]["requester_id"] if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
-        """The attempts at a job that have ended, oldest first."""
-        return [dict(row) for row in await self._run("attempts", job_id=job_id)]
+        """The newest attempts at a job that have ended, oldest first."""
+        rows = await self._run("attempts", job_id=job_id, count=_ATTEMPTS_MAX, bytes=PAGE_BYTES)
+        return [dict(row) for row in rows]
 
     async def find(self, query: Query) -> Page:
         """Jobs newest first by their submits; `after` is the position of the last one seen."""
@@ -257,7 +281,7 @@ class SqlLedger:
     async def _begin(self, after: str) -> int:
         """The position to read down from; for an outbox the end of the journal."""
         if after or not self.is_outbox:
-            return int(after or _BEYOND)
+            return int(after or _AFTER_NEWEST)
         return int((await self._run("journal_end"))[0]["seq"]) + 1
 
     async def counts(self) -> Counts:
@@ -395,7 +419,7 @@ def _matches(row: Row, query: Query) -> bool:
 
 
 def _job_event(row: Row) -> JobEvent:
-    if row["news_type"] is not None:
+    if row["news_type"] is not None:  # a report: the columns `news*` hold its type, step and data
         return JobEvent(
             event_id=str(row["ver"]),
             type=row["news_type"],

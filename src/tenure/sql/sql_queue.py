@@ -19,10 +19,11 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.sql.claim import CLAIM_MAX, SqlClaimer
 from tenure.sql.engine import Engine, QueueSettings
+from tenure.sql.records import flows_of, schedules_of
 from tenure.sql.settle import Delay, Settler, refuse, token_hash
 from tenure.sql.submit import submit_jobs
 from tenure.sql.upkeep import Upkeeper
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 _STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
@@ -32,8 +33,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 class SqlQueue:
     """The queue of one table, for one event loop. `worker_id` names its claimer.
 
-    `delay` says after which delay a failed job runs again, `least_ms` is the least delay of a retry
-    that a task asked for. `finals` are the states that a handler cannot report.
+    `delay` returns after which delay a failed job runs again, `retry_delay_ms_min` the shortest
+    delay of a retry that a task asked for. `finals` are the states that a handler cannot report.
     """
 
     claim_max = CLAIM_MAX
@@ -47,7 +48,7 @@ class SqlQueue:
         worker_id: str,
         delay: Delay,
         finals: frozenset[str],
-        least_ms: Callable[[Outcome], int] = lambda outcome: 0,
+        retry_delay_ms_min: Callable[[Outcome], int] = lambda outcome: 0,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -63,7 +64,8 @@ class SqlQueue:
             self.settle,
         )
         self._settler = Settler(
-            engine, settings, delay, self._claimer.start_at_head, least_ms=least_ms
+            *(engine, settings, delay, self._claimer.start_at_head),
+            retry_delay_ms_min=retry_delay_ms_min,
         )
 
     @property
@@ -79,6 +81,9 @@ class SqlQueue:
             settles_at_once=2 if self._engine.dialect == "postgres" else 1,
             holds_nul=False,
             take_quarantined=self.take_quarantined,
+            contract=self._settings.contract,
+            schedules=schedules_of(self._engine, self._settings),
+            flows=flows_of(self._engine, self._settings, self.submit),
         )
 
     @property
@@ -118,7 +123,7 @@ class SqlQueue:
                 lease_ms=self._settings.lease_ms,
                 always=always,
             )
-            for row in await after_partial(start, extend):
+            for row in await run_step(extend, executed_before=start > 0):
                 at = row["n"] - 1
                 answers[start + at] = msgspec.structs.replace(
                     chunk[at],
@@ -141,7 +146,7 @@ class SqlQueue:
                 [_report_row(reports[at]) for at in chunk],
                 queue=self._settings.queue,
             )
-            for row in await after_partial(turn, stored):
+            for row in await run_step(stored, executed_before=turn > 0):
                 at = chunk[row["n"] - 1]
                 held[at] = "" if row["becomes"] else f"{row['was']} to {reports[at].step}"
         lost = await self._lost("report", [report.lease for report in reports], held)

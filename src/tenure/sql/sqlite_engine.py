@@ -33,11 +33,12 @@ _READS = frozenset(
     | {"horizon", "settled", "recover", "lookup", "peek", "creds_read", "failed_jobs"}
     | {"upkeep_needed"}
     | {"creds_page", "creds_counts", "secrets_live", "secrets_plain", "key_list", "key_find"}
+    | {"records_read", "records_get", "records_size"}
     | {"plane_current", "plane_leases", "audit_list", "audit_read", "audit_head", "reader_list"}
 )
 _CLAIMS = frozenset({"claim", "claim+share", "plane_claim"})
 _LISTS = frozenset({"token_hs"})
-_KEEP_S = 0.01
+_KEEP_NOTICE_S = 0.01
 """How long a claimer keeps a notice for its next claim."""
 
 
@@ -186,7 +187,7 @@ class SqliteListener:
     async def disarm(self, *, more: bool) -> None:
         if more:
             self._notified.set()
-        self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_S, self._pass_on)
+        self._pass_on_timer = asyncio.get_running_loop().call_later(_KEEP_NOTICE_S, self._pass_on)
 
     def _pass_on(self) -> None:
         unused = self._listener is not None and self._listener.close()

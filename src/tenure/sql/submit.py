@@ -14,8 +14,9 @@ import msgspec
 from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, UsageError
 from tenure.core.job import NewJob, Submitted, check_key, request_hash
+from tenure.core.portable import check_job_options
 from tenure.sql.engine import IN_BULK, Engine, QueueSettings
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 AHEAD_MS_MAX = 2**53
 """How far ahead a job may be due or expire: later times leave the range of their columns."""
@@ -66,18 +67,18 @@ async def submit_jobs(
             # Two bulk submits may run at once and keep their order; a smaller one waits for them.
             beside = 1 if len(fresh) >= IN_BULK and not settings.depth_max else 0
             while len(storing) > beside:
-                await after_partial(several, storing[0])
+                await run_step(storing[0], executed_before=several)
                 del storing[0]
             storing.append(asyncio.create_task(_store(engine, settings, fresh, answers)))
         for task in storing:
-            await after_partial(several, task)
+            await run_step(task, executed_before=several)
     finally:
         for task in storing:
             task.cancel()
         await asyncio.gather(*storing, return_exceptions=True)
     while repeated:
         again = _store_repeated(engine, settings, repeated, answers)
-        repeated = await after_partial(repeated, again)
+        repeated = await run_step(again, executed_before=True)
     return [answers[at] for at in range(len(jobs))]
 
 
@@ -201,6 +202,8 @@ def _answer(settings: QueueSettings, row: tuple[Any, ...], found: Any) -> Submit
 def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
     """The columns of the batch of the statement `submit`."""
     payload = check(job, job_id)
+    if job.gid:  # the column is that of events; no claim of jobs looks at it
+        check_job_options(settings.contract, job)
     payload_h = short_hash(job.payload)
     options = job.options
     return (
@@ -279,7 +282,7 @@ def uuid7() -> str:
 
 
 def _uuid7s(count: int) -> Iterator[str]:
-    """So many UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
+    """`count` UUIDs of one moment, in rising order: 48 bits of milliseconds, then random bits."""
     time_h = f"{time.time_ns() // 1_000_000:012x}"
     head = f"{time_h[:8]}-{time_h[8:]}-7"
     random = os.urandom(10 * count).hex()

@@ -86,10 +86,10 @@ class Upkeeper:
             return 0
 
     async def unblock(self) -> int:
-        """Make events ready that were written while the event before them ended; how many.
+        """Make events ready whose earlier events have all ended; how many.
 
-        The end of an event makes the next one ready. An event whose transaction is still open then
-        is not visible and would wait for ever.
+        The end of event N makes event N+1 ready. But event N+1 may commit after that, and then
+        nothing has made it ready.
         """
         now = asyncio.get_running_loop().time()
         if self._settings.table != OUTBOX or now < self._unblock_at:

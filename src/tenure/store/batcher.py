@@ -16,10 +16,10 @@ from typing import Generic, NamedTuple, TypeVar, cast
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOAD = 100
-"""The waiting weight from which a second call is started beside the first.
+SECOND_CALL_WEIGHT = 100
+"""From this total weight of waiting items on, a second call is started beside the first.
 
-Several small calls at the same time cost the store more than one large call."""
+Below it they wait for one large call, which costs the store less than several small ones."""
 
 
 class _Request(NamedTuple, Generic[T, R]):
@@ -50,12 +50,12 @@ class _Caller(Generic[T, R]):
 class Batcher(Generic[T, R]):
     """`send` returns one answer per item, in order; at most `calls_max` calls run at a time.
 
-    `weigh` returns the weight of an item (1 by default), see `LOAD`. A batch has at most
-    `items_max` items and, with `measure`, a total size of at most `size_max`. With `drops_gone` a
-    request is not sent if its caller was cancelled before. With `caller_of`, which returns the
-    caller of a request by its first item, callers take turns: one request of each goes into a batch
-    before the second one of any, and a caller with requests in the last batch comes last. A caller
-    that has a name may then have a weight of `waiting_max` waiting.
+    `weigh` returns the weight of an item (1 by default), see `SECOND_CALL_WEIGHT`. A batch has at
+    most `items_max` items and, with `measure`, a total size of at most `size_max`. With
+    `drops_gone` a request is not sent if its caller was cancelled before. With `caller_of`, which
+    returns the caller of a request by its first item, callers take turns: one request of each goes
+    into a batch before the second one of any, and a caller with requests in the last batch comes
+    last. A caller that has a name may then have a weight of `waiting_max` waiting.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Batcher(Generic[T, R]):
         caller.requests.append(_Request(items, weight, size, answer))
         caller.weight += weight
         self._weight += weight
-        if not self._calls or (self._weight >= LOAD and len(self._calls) < self._calls_max):
+        if not self._calls or (
+            self._weight >= SECOND_CALL_WEIGHT and len(self._calls) < self._calls_max
+        ):
             self._calls.add(asyncio.create_task(self._work()))
         return await answer
 

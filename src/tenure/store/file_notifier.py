@@ -27,7 +27,7 @@ _STALE_S = 600.0
 # All notifiers prefer the same pipe for this long, so wake-ups close together reach one process.
 # Over longer times every process gets its part of the work.
 _TURN_NS = 50_000_000
-_STRIDE = 7_919
+_STRIDE = 7_919  # a prime: how far the preference moves along the sorted pipes with every turn
 _number = itertools.count(1)
 
 

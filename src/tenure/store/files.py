@@ -117,16 +117,3 @@ def private_folder(path: Path, *, mark: str = "", owner: int | None = None) -> N
             f"run `chmod 700 {path}`, or choose a new folder"
         )
     path.chmod(0o700)
-
-
-def why_untrusted(found: os.stat_result, *, chosen: bool = False) -> str:
-    """Why other users may have written a file, or put files into a folder; "" if they cannot.
-
-    `chosen`: the user named the path, and thereby trusts its owner.
-    """
-    if found.st_uid not in {0, os.geteuid()} and not chosen:
-        return f"belongs to user {found.st_uid}"
-    mode = found.st_mode
-    if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return f"can be written by all users (mode {stat.S_IMODE(mode):04o})"
-    return ""

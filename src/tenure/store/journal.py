@@ -42,6 +42,7 @@ HEAD = (
 _LINES_MAX = 100
 _TABS_MIN = 3  # a line has at least job, type, version and time
 _DIGITS_MAX = 19  # numbers beyond 64 bits are not ours
+_ENTRY_MAX = 2**64 - 1  # the largest number after the `-` of an entry's id
 _NUMBERS = frozenset(
     field.name for field in msgspec.structs.fields(JournalEvent) if field.type is int
 )
@@ -119,7 +120,7 @@ class RedisJournal:
             start = f"({entries[-1][0].decode()}"  # none of them was ours
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`, which XREAD knows."""
         entry_id, _, line = after.partition(".")
         if line and after != self._entry_end and (rest := await self.read(after=after)):
             return rest
@@ -138,9 +139,15 @@ class RedisJournal:
                 return events
             entry_id = reply[0][1][-1][0].decode()  # none of them was ours
 
+    async def last(self) -> str:
+        """The id of the newest entry."""
+        entries = await self._redis.call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return entries[0][0].decode() if entries else ""
+
     def since(self, ts_ms: int) -> str:
-        """The cursor before all events since then."""
-        return f"{ts_ms}-0"
+        """The cursor before every event since this time."""
+        # The first entry of a millisecond is number 0, and a cursor excludes its own entry.
+        return f"{max(ts_ms - 1, 0)}-{_ENTRY_MAX}"
 
     async def close(self) -> None:
         """Close the connections."""

@@ -244,8 +244,8 @@ class Pool:
         self._idle: list[tuple[Connection, float]] = []
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
-        self._listener: Connection | None = None
-        self._callbacks: dict[Callback, None] = {}
+        self._listeners: dict[str, Connection] = {}
+        self._callbacks: dict[Callback, set[str]] = {}
         self._listen_lock = asyncio.Lock()
         self._closed = False
         self.key: Hashable = None
@@ -272,15 +272,17 @@ class Pool:
                     connection.terminate()
 
     async def listen(self, channel: str, callback: Callback) -> bool:
-        """Call `callback` for every notification; True if one may have been missed before."""
+        """Call `callback` for every notification of a channel; True if one may have been missed
+        before."""
         async with self._listen_lock:
-            is_known, listener = callback in self._callbacks, self._listener
-            self._callbacks[callback] = None
+            channels = self._callbacks.setdefault(callback, set())
+            is_known, listener = channel in channels, self._listeners.get(channel)
+            channels.add(channel)
             if listener is not None and not listener.is_closed():
                 return not is_known
             async with self.connection() as connection:
                 await connection.add_listener(channel, self._notify)
-                self._listener = connection
+                self._listeners[channel] = connection
             return True
 
     def ignore(self, callback: Callback) -> None:
@@ -305,11 +307,12 @@ class Pool:
         return await self._connect()
 
     def _close_idle(self) -> None:
-        """Close connections that were idle for a while, except the one that listens."""
+        """Close connections that were idle for a while, except those that listen."""
         self._sweep, now = None, self._loop.time()
+        listeners = list(self._listeners.values()) if self._callbacks else []
         kept: list[tuple[Connection, float]] = []
         for connection, used in self._idle:
-            if now - used < IDLE_S or (connection is self._listener and self._callbacks):
+            if now - used < IDLE_S or connection in listeners:
                 kept.append((connection, used))
             else:
                 connection.terminate()
@@ -317,9 +320,10 @@ class Pool:
         if kept:
             self._sweep = self._loop.call_later(IDLE_S, self._close_idle)
 
-    def _notify(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        for callback in list(self._callbacks):
-            callback(str(payload))
+    def _notify(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        for callback, channels in list(self._callbacks.items()):
+            if channel in channels:
+                callback(str(payload))
 
 
 _pools: dict[Hashable, Pool] = {}

@@ -30,7 +30,7 @@ from tenure.core.seam import (
 )
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 BATCH_MAX = 500
 """How many jobs one script call takes: a longer call would block the server's other clients."""
@@ -72,7 +72,7 @@ async def in_batches(
     """Send the items in batches; the answers to all of them, in order."""
     answers = list(await send(items[:size])) if items else []
     for start in range(size, len(items), size):
-        answers += await after_partial(start, send(items[start : start + size]))
+        answers += await run_step(send(items[start : start + size]), executed_before=True)
     return answers
 
 
@@ -236,8 +236,8 @@ async def index_after(redis: Redis, index: str, after: str) -> list[tuple[int, s
     )
     if rank is not None and number(own_score) == cursor[0]:
         return await _ranks(redis, index, rank + 1)
-    # The cursor's member was removed. Or a caller invented the cursor, and its rank would tell
-    # where a job of another requester is. So find the position by comparing.
+    # The member of the cursor was removed, or a caller made the cursor up. So find the position by
+    # comparing. The rank of a made-up cursor would show where a job of another requester is.
     start: int = higher or 0
     while ranks := await _ranks(redis, index, start):
         start += len(ranks)
@@ -394,9 +394,9 @@ class RedisLedger(ABC):
         `step_after` returns times and ids after a cursor, fewer than `INDEX_STEP` only at the end.
         `prefix` and an id make the key of a hash, and `parse` makes a record of its raw reply.
 
-        The cursor `ms:job_id` names the last job found. If the scan stops at a job that does not
-        match, that job may belong to another requester. So it stops between two milliseconds, and
-        the cursor is `ms:`.
+        The cursor is `ms:job_id` of the last job that was found. If the scan ends at a job that
+        does not match, a cursor with its id could show a job of another requester. So the scan
+        then goes on to the end of that millisecond, and the cursor is `ms:` without an id.
         """
         found: list[JobRecord] = []
         after, scanned, read, last_ms = query.after, 0, 0, -1

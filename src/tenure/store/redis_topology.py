@@ -44,7 +44,7 @@ from tenure.store.redis_connection import (
     encode,
     reply_reader,
 )
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 _ANSWER_WITHIN_S = 1.0
 
@@ -398,17 +398,18 @@ class Cluster:
         """Send commands until each has a reply that is no redirection; fills `replies`."""
         pauses, executed = _Pauses(), False
         while pending:
-            await after_partial(executed, self._send_round(pending, replies))
+            await run_step(self._send_round(pending, replies), executed_before=executed)
             again = [self._again(each, replies[each.at]) for each in pending]
             executed = executed or None in again
             pending = [each for each in again if each is not None]
             if pending:
-                await after_partial(executed, pauses.next(replies[pending[0].at]))
+                refused = replies[pending[0].at]
+                await run_step(pauses.next(refused), executed_before=executed)
         return replies
 
     async def _send_round(self, pending: list[_Pending], replies: list[Any]) -> None:
         for number, (node, batch) in enumerate(await self._batches(pending)):
-            found = await after_partial(number, self._send(node, batch))
+            found = await run_step(self._send(node, batch), executed_before=number > 0)
             for each, reply in zip(batch, found, strict=True):
                 replies[each.at] = reply
 

@@ -54,11 +54,11 @@ async def submit_with_retry(queue: Submits, jobs: Sequence[NewJob]) -> list[Subm
     return await resend(lambda: queue.submit(jobs), tries=3, patience_s=3.0)
 
 
-async def after_partial(started: object, step: Awaitable[T]) -> T:
-    """One step of a call that has several; `started` is true if an earlier step was executed."""
+async def run_step(step: Awaitable[T], *, executed_before: bool) -> T:
+    """One step of a call that has several; `executed_before`: an earlier step was executed."""
     try:
         return await step
     except StoreUnreachable as error:
-        if not started:
+        if not executed_before:
             raise
         raise ReplyLost(f"{error}; an earlier part of the call was executed") from error

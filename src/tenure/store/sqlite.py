@@ -43,7 +43,7 @@ _VERSION_MIN = (3, 37, 0)
 _BUSY_MS = 30_000
 _GROUP_MAX = 100
 # A transaction starts no step after this time, because other processes wait for the lock.
-_HOLD_S = 0.02
+_TRANSACTION_S_MAX = 0.02
 _MTIME_STEP_NS = 20_000_000  # longer than the resolution of a file system's timestamps
 _NOW = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
@@ -271,7 +271,7 @@ def _commit(
 ) -> tuple[list[_Result], Sequence[str]]:
     """Run the steps there is time for, keep those that succeed, and commit once."""
     connection.execute("BEGIN IMMEDIATE")
-    until = time.monotonic() + _HOLD_S
+    until = time.monotonic() + _TRANSACTION_S_MAX
     results: list[_Result] = []
     try:
         for call in group:

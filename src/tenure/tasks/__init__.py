@@ -20,7 +20,8 @@ from msgspec import Meta
 from tenure.core.outcome import Fatal
 from tenure.core.retry import RetryPolicy, exponential
 from tenure.samples import SampleFailure
-from tenure.worker.task import Task, task
+from tenure.worker.decorator import task
+from tenure.worker.task import Task
 
 if TYPE_CHECKING:
     from tenure.tasks.model import RunningJob

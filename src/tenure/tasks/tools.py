@@ -13,7 +13,8 @@
 Nothing else can be done. Without a pattern of its own, an argument may contain letters, digits and
 a few harmless characters, and must not begin with a dash, which would make it an option. Whatever
 its pattern permits, an argument of a command must not contain `..` or an absolute path outside of
-`folders`, and an argument within the path of a URL must be one segment of that path.
+`folders`, and an argument within the path of a URL must be one segment of that path. What follows
+the letters of short options from a slash on (`-vf/x`) counts as an absolute path.
 
 A command gets no shell and no input, only PATH and the environment of the file, a folder of its
 own, a time limit and an output limit. Everything that it started ends with it.
@@ -50,6 +51,7 @@ _UP = re.compile(r"(?<![\w.-])\.\.(?![\w.-])")
 # What a program may read as an absolute path, also within `--out=/x` and `@/x`. URLs are removed.
 _WEB = re.compile(r"(?i)\bhttps?://(?=[^/\s])")
 _ABSOLUTE = re.compile(r"(?<![\w./-])[/~\\][^\s,;:=@'\"]*")
+_SHORT_OPTIONS = re.compile(r"(?s)-\w+([/~\\].*)")
 _NOT_A_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]|\A\.{0,2}(;.*)?\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DECODE_TIMES = 3  # some servers decode a path more than once
@@ -191,7 +193,7 @@ def _fill_command(tool: Tool, values: Mapping[str, str]) -> list[str]:
     for name, value in values.items():
         paths = _paths(value)
         if value.startswith("-"):  # an option may be written together with its value
-            paths += _paths(value[2:])
+            paths += _paths(value[2:]) + _SHORT_OPTIONS.findall(value)
             paths += [f"{tool.cwd}/{value[2:]}"] if tool.cwd else []
         if tool.cwd and not paths:
             paths = [f"{tool.cwd}/{value}"]

@@ -41,6 +41,7 @@ from tenure.egress import (
 from tenure.egress.client import Body
 from tenure.vault import CredentialStore, StoredCredentials, Vault
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _JOB_ID = re.compile(r"[A-Za-z0-9_@:-][A-Za-z0-9_.@:-]{0,127}")
 
 
@@ -71,9 +72,10 @@ class TranscodeSettings:
     """Limits and folders.
 
     An output of a source over `doubling_from_bytes` may be at most twice its size: the 200 % rule
-    of section 11. Outputs of smaller sources may have `output_bytes_max`. `local_root` is the only
-    folder for `file://` sources and outputs; None permits none. At most `parallel` ffmpegs run at
-    once, however many attempts a worker holds; those of one requester leave one place to others.
+    of the inbox contract, section 11. Outputs of smaller sources may have `output_bytes_max`.
+    `local_root` is the only folder for `file://` sources and outputs; None permits none. At most
+    `parallel` ffmpegs run at once, however many attempts a worker holds; those of one requester
+    leave one place to others.
     ffmpeg does not run without the `required` parts of the cage (network, files, syscalls).
     `readable` are further paths that it may read, such as unusual library folders.
     """
@@ -204,6 +206,9 @@ def _open_store(
         except RequestRefused as error:
             reason = f"an endpoint is an http or https URL with a host: {error}"
             raise Fatal(reason, code="address_refused") from None
+    if any(_CONTROL.search(str(value)) for value in credentials.values()):
+        # The storage client would panic: they become headers.
+        raise Fatal("the credentials hold a control character", code="bad_credentials")
     parts = urlsplit(place.url)
     key = unquote(parts.path).lstrip("/")
     client: Any = {
@@ -438,6 +443,7 @@ class Mover:
             return
 
     def _open(self, place: Place, credentials: Any) -> Opened:
+        self.proxy.taken()
         return _open_store(
             place,
             credentials,
@@ -507,7 +513,11 @@ class Mover:
                     )
                 if not size:  # unknown: check as it grows
                     check_room(written, written)
+                elif written > size:  # there may be no room for more
+                    reason = f"the source goes on after the {size} bytes that it announced"
+                    raise Fatal(reason, code="source_too_large")
                 await _write_chunk(out, memoryview(chunk))
+                self.proxy.taken()
                 await on_progress(written, size)
         if size and written != size:
             reason = f"the source ended after {written} of {size} bytes"

@@ -1,4 +1,4 @@
-"""Credential refresh (section 7): after a 401 or 403 of the storage, ask for new credentials.
+"""Credential refresh (inbox contract, section 7), after a storage has answered 401 or 403.
 
 1. The job's refresh counter is increased. It is a separate counter with its own limit.
 2. A signed request is sent to `refresh_url`, with the same four headers as a webhook.

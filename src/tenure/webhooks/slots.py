@@ -1,9 +1,9 @@
 """Limits concurrent deliveries, so that slow receivers do not hold up the others.
 
-A worker makes a few requests at once (contract section 12). Without a limit, one receiver that
-takes long to answer would soon hold all of these slots. A receiver (an origin of a requester) is
-slow if it does not answer within a second. Slow receivers share a part of the slots: of five, one
-requester gets two, and all slow receivers together get three.
+A worker makes a few requests at once (inbox contract, section 12). Without a limit, one receiver
+that takes long to answer would soon hold all of these slots. A receiver (an origin of a requester)
+is slow if it does not answer within a second. Slow receivers share a part of the slots: of five,
+one requester gets two, and all slow receivers together get three.
 
 A delivery beyond that is snoozed, because waiting here would hold a lease and a worker slot. It is
 due when its receiver should be free; each delivery gets its own time, so that they come back one

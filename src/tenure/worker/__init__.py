@@ -4,8 +4,10 @@ It imports `core` only, so it cannot know which contract it serves. Start at `wo
 """
 
 from tenure.worker.config import Settings, identity
+from tenure.worker.decorator import task
+from tenure.worker.events import Health
 from tenure.worker.job import Job
-from tenure.worker.task import Task, task
-from tenure.worker.worker import Health, Worker
+from tenure.worker.task import Call, Task
+from tenure.worker.worker import Worker
 
-__all__ = ["Health", "Job", "Settings", "Task", "Worker", "identity", "task"]
+__all__ = ["Call", "Health", "Job", "Settings", "Task", "Worker", "identity", "task"]

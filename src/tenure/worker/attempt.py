@@ -17,6 +17,7 @@ lease is lost, nothing is written for it.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
@@ -26,13 +27,15 @@ import structlog
 
 from tenure.core.errors import LeaseLost
 from tenure.core.lease import Lease
-from tenure.core.outcome import VERDICT_NAMES, Outcome, Verdict
+from tenure.core.outcome import COMPLETED, VERDICT_NAMES, Buried, Outcome, Retried, Verdict
 from tenure.core.retry import decide_outcome
 from tenure.worker.claim import Context, Source
-from tenure.worker.job import Attempt, Job, StopReason, current_job, lease_facts
+from tenure.worker.job import Attempt, Job, StopReason, attempt_facts, current_job
+from tenure.worker.plans import ask, continued
 from tenure.worker.pools import HandlerPools, report_from_thread
 from tenure.worker.settle import (
     Entry,
+    HandlerFailed,
     TimedOut,
     UnknownTasks,
     cancelled_outcome,
@@ -41,7 +44,7 @@ from tenure.worker.settle import (
     with_custom_backoff,
 )
 from tenure.worker.task import Task, Tasks
-from tenure.worker.telemetry import Tracer
+from tenure.worker.telemetry import Tracer, log_failure
 
 log = structlog.get_logger("tenure.worker")
 
@@ -89,7 +92,7 @@ class Executor:
             clock=context.clock,
             rng=context.rng,
         )
-        self._quiet: asyncio.Event | None = None
+        self._all_concluded: asyncio.Event | None = None
         self.running: dict[Attempt, None] = {}
 
     # adopt, begin -------------------------------------------------------------------------------
@@ -100,12 +103,12 @@ class Executor:
         attempts = []
         for lease in leases:
             task = self._tasks.find(lease.task)
-            tally = self._metrics.tally(lease.queue, task.name if task else "(unknown)")
+            tally = self._metrics.tally(source.name, task.name if task else "(unknown)")
             until = sent + lease.lease_ms / 1000
             attempt = Attempt(lease, until, now, task=task, source=source, tally=tally)
             if task is not None:
                 report = source.report if task.kind == "async" else report_from_thread
-                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s)
+                attempt.job = Job(attempt, report, self._worker_id, task.timeout_s, ask)
             if lease.attempt == 1 and lease.created_ms:
                 claimed_ms = lease.lease_until_ms - lease.lease_ms  # both on the store's clock
                 tally.wait.observe(max(0, claimed_ms - lease.created_ms) / 1000)
@@ -127,7 +130,7 @@ class Executor:
                 self.end(attempt, "lost")
             elif task is None:
                 say = partial(attempt.source.report, attempt)
-                self.conclude(attempt, self._unknown.decide_outcome(attempt.lease, say))
+                self.conclude(attempt, self._unknown.decide_outcome(attempt, say))
                 self._free(attempt)
             else:
                 attempt.tally.started += 1
@@ -160,19 +163,21 @@ class Executor:
         try:
             if task.kind == "async":
                 attempt.handler_started = True
-                value = await task.handler(attempt.job)
+                value = await task.run(attempt.job)
             else:
                 value = await self._pools.run(attempt, task, self._handler_started)
             if task.kind == "process":
                 outcome = value
-                if value.kind == "fail":
-                    outcome = with_custom_backoff(
-                        attempt, value, RuntimeError(value.failure.message)
-                    )
+                if value.failure is not None:
+                    attempt.error = HandlerFailed(value)
+                    if value.kind == "fail":
+                        outcome = with_custom_backoff(attempt, value, attempt.error)
             else:
                 outcome = completed_outcome(
                     attempt.lease, value, partial(attempt.source.report, attempt)
                 )
+            if outcome is not None and outcome.kind == "complete" and "@" in attempt.lease.job_id:
+                outcome = await continued(attempt, outcome)
         except GeneratorExit:  # the loop is being torn down
             raise
         except BaseException as error:
@@ -195,9 +200,12 @@ class Executor:
                 attempt.lost = True
                 return None
             error = RuntimeError(f"the handler met a lost lease of another job: {error}")
+        if attempt.context is None:
+            attempt.context = contextvars.copy_context()
         return self._failed(attempt, task, error)
 
     def _failed(self, attempt: Attempt, task: Task, error: BaseException) -> Outcome:
+        attempt.error = error
         outcome = decide_outcome(attempt.lease, error, task.retry, self._rng.random())
         return with_custom_backoff(attempt, outcome, error) if outcome.kind == "fail" else outcome
 
@@ -213,12 +221,12 @@ class Executor:
             outcome = attempt.source.replace_nul(attempt, outcome)
         attempt.outcome_chosen = True
         attempt.ran_s = self._clock() - attempt.started
-        if self._quiet is not None:
-            self._check_quiet(self._quiet)
+        if self._all_concluded is not None:
+            self._set_if_concluded(self._all_concluded)
         if attempt.lost or outcome is None:
             self._lost(attempt, "it ran out, or the store said so")
             return
-        if outcome.until == "children" and attempt.source.features.children is None:
+        if outcome.until == "children" and not attempt.source.features.parks:
             outcome = no_children_outcome(attempt.lease)
         attempt.outcome = outcome
         attempt.source.settle(attempt, outcome)
@@ -244,11 +252,20 @@ class Executor:
             self._count(attempt, VERDICT_NAMES[type(verdict)])
             if self._listeners:
                 self._listeners.ended(attempt.job, attempt.outcome, verdict)
+            if verdict is not COMPLETED:
+                self._log_verdict(attempt, verdict)
             source.forget(attempt)
-            if isinstance(verdict, LeaseLost):
-                log.warning("lease lost", **lease_facts(attempt.lease), reason=verdict.reason)
         source.answered("settle")
         self._watch.tell("settled", len(entries))
+
+    def _log_verdict(self, attempt: Attempt, verdict: Verdict) -> None:
+        failed = attempt.outcome is not None and attempt.outcome.failure is not None
+        if isinstance(verdict, LeaseLost):
+            log.warning("lease lost", **attempt_facts(attempt), reason=verdict.reason)
+        elif failed and isinstance(verdict, Retried | Buried):
+            job = attempt.job or Job(attempt, attempt.source.report, self._worker_id)
+            log_failure(attempt, job, retried=isinstance(verdict, Retried))
+        attempt.error = attempt.context = None  # they hold the frames of the handler
 
     def dropped(self, entry: Entry, error: Exception) -> None:
         """The store will never accept this outcome: the lease is lost."""
@@ -258,9 +275,10 @@ class Executor:
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """Write nothing more for this attempt; its lease expires."""
         attempt.lost = True
-        attempt.renewing = False
+        attempt.extending = False
+        attempt.error = attempt.context = None
         attempt.source.forget(attempt)
-        log.warning("lease lost", **lease_facts(attempt.lease), reason=reason)
+        log.warning("lease lost", **attempt_facts(attempt), reason=reason)
         self._count(attempt, "lost")
 
     def _count(self, attempt: Attempt, outcome: str) -> None:
@@ -273,7 +291,7 @@ class Executor:
             tally.lost += 1
             self._watch.tell("lost")
         if self._debug:
-            facts = lease_facts(attempt.lease)
+            facts = attempt_facts(attempt)
             log.debug("attempt ended", **facts, outcome=outcome, run_s=attempt.ran_s)
 
     def _free(self, attempt: Attempt) -> None:
@@ -333,7 +351,7 @@ class Executor:
         in_thread = _in_thread(attempt)
         log.error(
             "a handler does not stop; abandoned",
-            **lease_facts(attempt.lease),
+            **attempt_facts(attempt),
             why=attempt.stop_reason,
             slot="taken until its thread returns" if in_thread else "free",
         )
@@ -346,15 +364,15 @@ class Executor:
             if not attempt.handler_started and attempt.runner is not None:
                 self.end(attempt, "shutdown")
 
-    def quiet(self) -> asyncio.Event:
+    def all_concluded(self) -> asyncio.Event:
         """An event, set when every attempt has its outcome; call it after the last `begin`."""
-        self._quiet = asyncio.Event()
-        self._check_quiet(self._quiet)
-        return self._quiet
+        self._all_concluded = asyncio.Event()
+        self._set_if_concluded(self._all_concluded)
+        return self._all_concluded
 
-    def _check_quiet(self, quiet: asyncio.Event) -> None:
+    def _set_if_concluded(self, event: asyncio.Event) -> None:
         if all(attempt.outcome_chosen for attempt in self.running):
-            quiet.set()
+            event.set()
 
 
 def _in_thread(attempt: Attempt) -> bool:

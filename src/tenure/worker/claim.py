@@ -14,7 +14,7 @@ import structlog
 from tenure.core.errors import LeaseLost, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.registry import open_queue, parse_url
+from tenure.core.registry import open_queue, parse_url, unique_names
 from tenure.core.seam import Queue
 from tenure.worker.config import Settings
 from tenure.worker.events import Listeners, Metrics, Watch
@@ -34,12 +34,29 @@ log = structlog.get_logger("tenure.worker")
 Opener = Callable[[], Queue]
 
 
-def opener_of(queue: str | Opener, worker_id: str) -> tuple[str, Opener]:
-    """The name to show for a queue (no password in it) and how to open an instance of it."""
+class NamedOpener(msgspec.Struct, frozen=True):
+    """How to open an instance of a queue. `address` is its URL without a password."""
+
+    name: str
+    address: str
+    open: Opener
+
+
+def named_openers(queues: Sequence[str | Opener], worker_id: str) -> list[NamedOpener]:
+    """Openers of queues by the names that gateway and command line have for them too."""
+    made = [_opener_of(queue, worker_id) for queue in queues]
+    names = unique_names([each.name for each in made])
+    return [
+        msgspec.structs.replace(each, name=name) for each, name in zip(made, names, strict=True)
+    ]
+
+
+def _opener_of(queue: str | Opener, worker_id: str) -> NamedOpener:
     if isinstance(queue, str):
-        url = queue
-        return parse_url(url).safe, lambda: open_queue(url, worker_id=worker_id)
-    return getattr(queue, "__name__", type(queue).__name__), queue
+        url, parsed = queue, parse_url(queue)
+        return NamedOpener(parsed.name, parsed.safe, lambda: open_queue(url, worker_id=worker_id))
+    name = getattr(queue, "__name__", type(queue).__name__)
+    return NamedOpener(name, name, queue)
 
 
 class QueueSlots:
@@ -95,7 +112,7 @@ class Slots:
         self._wake()
 
     @property
-    def crowded(self) -> bool:
+    def more_queues_than_slots(self) -> bool:
         """More queues than slots: a claim must not wait long with its slot."""
         return len(self._queues) > self.total
 
@@ -153,7 +170,7 @@ class Slots:
 
 
 class Context(msgspec.Struct, frozen=True, eq=False):
-    """What the parts of one worker share."""
+    """What the parts of one worker share; `state` is what its `lifespan` yielded."""
 
     settings: Settings
     worker_id: str
@@ -163,6 +180,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     watch: Watch
     listeners: Listeners
     metrics: Metrics
+    state: Any = None
 
 
 class Contact:
@@ -200,7 +218,8 @@ class Contact:
 class Source:
     """One served queue: its attempts, its flushers and its slots.
 
-    `settled` and `dropped` are called with the fate of outcomes; `end` stops an attempt.
+    `settled` is called with the answers to outcomes, `dropped` with outcomes that are given up.
+    `end` stops an attempt.
     """
 
     def __init__(
@@ -215,6 +234,7 @@ class Source:
     ) -> None:
         self.name = name
         self.queue = queue
+        self.state = context.state
         self.features = queue.features
         self.queue_slots = context.slots.add_queue(self.features.claim_max, self.features.slots_max)
         self.contact = Contact(name)
@@ -234,7 +254,7 @@ class Source:
             answered=settled,
             dropped=dropped,
             failed=partial(self.failed, "settle"),
-            instead=refused_outcome,
+            replacement=refused_outcome,
             clock=context.clock,
             backoffs=[self.backoff() for _ in range(self.features.settles_at_once)],
             settings=context.settings,
@@ -291,12 +311,6 @@ class Source:
         self.attempts.pop(attempt, None)
         attempt.job = None  # breaks the reference cycle, so that both are freed at once
 
-    async def children(self, job_id: str) -> Any:
-        """What the children of a job left, in the words of the contract."""
-        if self.features.children is None:
-            raise UsageError(f"jobs of {self.name} have no children")
-        return await self.features.children(job_id)
-
     # outcomes and reports -----------------------------------------------------------------------
 
     def replace_nul(self, attempt: Attempt, outcome: Outcome) -> Outcome:
@@ -340,7 +354,7 @@ class Source:
         """A report was written or given up; an outcome that waited for it may be sent now.
 
         The handler gets the error. The attempt ends only if the lease is lost. It is marked at once
-        and its handler is stopped one turn later, after it was raised the `LeaseLost`.
+        and its handler is stopped one turn later, after `LeaseLost` was raised in it.
         """
         attempt, written = entry.attempt, entry.written
         attempt.unsent -= 1
@@ -361,11 +375,11 @@ class Source:
 # The wait of a claim while the length of leases is unknown. A lease's local deadline counts from
 # when its claim was sent, so a wait longer than the lease would lose it at once.
 _WAIT_MS_UNKNOWN = 100
-_WAIT_MS_CROWDED = 20
+_WAIT_MS_SHARED = 20
 _EMPTY_PAUSE_MS = 50
 # Handlers whose first steps together take longer than this are assumed to block the loop.
 _BLOCKING_S = 0.05
-# A burst ends after so many claims in a row that the store answered with an error.
+# Burst mode ends when the store has answered this many claims in a row with an error.
 _REFUSALS_MAX = 3
 
 
@@ -416,7 +430,7 @@ class ClaimLoop:
         source, queue = self.source, self.source.queue_slots
         while not self.stopping:
             # If this process dies, finished but unsettled jobs run again: they must not pile up.
-            if source.settles.troubled or source.settles.backlog > self._backlog_max:
+            if source.settles.is_retrying or source.settles.backlog > self._backlog_max:
                 await source.settles.empty()
             limit = await self._slots.take(queue)
             if not limit or self.stopping:
@@ -435,7 +449,7 @@ class ClaimLoop:
                 await self._hand_over(leases, sent, more=queue.wants_more)
             else:
                 self.last_empty_claim = seen
-                self._watch.tell("dry")
+                self._watch.tell("claim_empty")
                 await self._pause(sent)
 
     async def _claim(self, limit: int) -> list[Lease] | None:
@@ -453,7 +467,7 @@ class ClaimLoop:
         return leases
 
     def _count_refusal(self, error: Exception) -> None:
-        """End a burst whose queue refuses every claim: such a queue never gets empty."""
+        """In burst mode, raise after several refusals: this queue never answers "empty"."""
         if isinstance(error, StoreUnreachable | ReplyLost):
             return
         self._refusals += 1
@@ -463,8 +477,8 @@ class ClaimLoop:
     def _wait_ms(self) -> int:
         if self._settings.burst:
             return 0
-        if self._slots.crowded:
-            return _WAIT_MS_CROWDED
+        if self._slots.more_queues_than_slots:
+            return _WAIT_MS_SHARED
         lease_ms = self.source.lease_ms
         return min(self._settings.claim_wait_ms, lease_ms // 3 if lease_ms else _WAIT_MS_UNKNOWN)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -105,7 +106,7 @@ class Metrics(Collector):
         self._registry.unregister(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by Prometheus, in whatever thread it likes."""
+        """Called by Prometheus, in any thread."""
         tallies = list(self._tallies.copy().values())
         used, total = self._slots()
         for name, about, value in _COUNTERS:
@@ -154,9 +155,10 @@ _ACTIVITY = ("claimed", "settled", "lost")
 class Watch:
     """Counts events by name, so that tests wait for one instead of sleeping; not thread-safe.
 
-    The names: contact, ready, claimed, claim_failed, dry, started, ended, abandoned, reported,
-    report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep, draining,
-    releasing, drained, stopped. `activity` is a number that grows whenever jobs come or go.
+    The names: contact, ready, claimed, claim_failed, claim_empty, started, ended, abandoned,
+    reported, report_failed, settled, settle_failed, extended, extend_failed, lost, upkeep,
+    draining, releasing, drained, stopped. `activity` is a number that grows whenever jobs come or
+    go.
     """
 
     def __init__(self) -> None:
@@ -261,6 +263,18 @@ class Listeners:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a listener failed", exc_info=error)
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The health of a worker. `stores` says for every queue whether its store answers."""
+
+    state: str
+    ready: bool
+    keeper_alive: bool
+    slots_used: int
+    slots_total: int
+    unsettled: int
+    stores: dict[str, bool]
 
 
 class Notifier:

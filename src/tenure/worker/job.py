@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from contextvars import ContextVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, ContextVar, copy_context
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -12,8 +15,10 @@ import structlog
 
 from tenure.core.encoding import from_json, storable_json, whole_text
 from tenure.core.errors import UsageError
+from tenure.core.job import derived_id
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
+from tenure.core.portable import parts_of_call
 from tenure.worker.events import Tally
 from tenure.worker.task import Task
 
@@ -30,19 +35,20 @@ passed, the worker stops. From then on the handler's return value or exception i
 class Attempt(msgspec.Struct, eq=False):
     """One lease, from claim to verdict. `task` is None if this worker has no handler for it.
 
-    Two threads share it. The keeper's thread writes `lease`, `until`, `lost` and `renewing`, the
+    Two threads share it. The keeper's thread writes `lease`, `until`, `lost` and `extending`, the
     worker's loop all the rest. Each write sets one attribute, so no lock is needed.
 
     until            local deadline, on our clock: from then on another worker may own the job. It
                      counts from when the last confirmed claim or extend was *sent*
-    renewing         the keeper extends the lease; when off, the lease is left to expire
+    extending        the keeper extends the lease; when off, the lease is left to expire
     stop_reason      why the attempt is stopped from outside; empty if it is not
     handler_started  the handler was really started
     outcome_chosen   the outcome is chosen, once and for all
     slot_freed       the slot is free again; for a thread that cannot be stopped this is later
     unsent           how many reports are not written yet; the outcome waits for them
     pending_outcome  that outcome, as the `Entry` to be settled
-    source, job      set by the modules `claim` and `attempt`, which import this one
+    error            what the handler raised, and the `context` in which it did, until it is logged
+    source, job      set by the modules `claim` and `attempt`; typed Any to avoid a circular import
     """
 
     lease: Lease
@@ -53,7 +59,7 @@ class Attempt(msgspec.Struct, eq=False):
     job: Any = None
     tally: Tally = msgspec.field(default_factory=lambda: Tally("", ""))
     lost: bool = False
-    renewing: bool = True
+    extending: bool = True
     stop_reason: StopReason = ""
     handler_started: bool = False
     outcome_chosen: bool = False
@@ -65,6 +71,8 @@ class Attempt(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle | None = None
     pending_outcome: Any = None
     outcome: Outcome | None = None
+    error: BaseException | None = None
+    context: Context | None = None
 
     def end_timer(self) -> None:
         """Drop the pending timeout or grace period, if there is one."""
@@ -74,6 +82,18 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 ReportCall = Callable[[Attempt, Report], Awaitable[None]]
+AskVerb = Literal["submit", "children"]
+AskCall = Callable[[Attempt, AskVerb, bytes], Coroutine[Any, Any, Any]]
+"""What a job asks of its queue: the argument is JSON, a `NewCall` for "submit"."""
+
+
+class NewCall(msgspec.Struct, frozen=True):
+    """A job that a handler submits: its payload is JSON text, its options have an id."""
+
+    task: str
+    payload: str
+    options: dict[str, Any]
+
 
 _UNREAD: Any = object()
 
@@ -106,9 +126,12 @@ class Job(msgspec.Struct, eq=False):
     _report: ReportCall
     _worker_id: str
     _timeout_s: float | None = None
+    _ask: AskCall | None = None
     _payload: Any = _UNREAD
     _log: JobLog | None = None
     _opts: dict[str, Any] | None = None
+    _calls: Counter[tuple[str, str]] | None = None
+    _state: Any = None
 
     @property
     def id(self) -> str:
@@ -157,6 +180,15 @@ class Job(msgspec.Struct, eq=False):
         return self._opts
 
     @property
+    def state(self) -> Any:
+        """What the worker's `lifespan` yielded, such as a pool or a model; None without one.
+
+        A child process has its own, from a `lifespan` of its own.
+        """
+        source = self._attempt.source
+        return source.state if source is not None else self._state
+
+    @property
     def cancelled(self) -> bool:
         """True when this attempt is over: stop soon, without further effects."""
         return self._attempt.lost or self._attempt.stop_reason != ""
@@ -179,22 +211,50 @@ class Job(msgspec.Struct, eq=False):
 
         `await` it in an `async def` handler, as `report`. Not all contracts have it.
         """
-        news = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
+        report = Report(lease=self._attempt.lease, payload=storable_json(data)[0])
         self._payload = data
-        return self._report(self._attempt, news)
+        return self._report(self._attempt, report)
 
+    @property
     def children(self) -> Any:
-        """What the children of this job left, and which are pending, where jobs have children.
+        """The jobs that this one waited for, as `Children`: iterating gives their results.
 
-        `await` it in an `async def` handler; in a thread it is a plain call.
+        `await job.children` in an `async def` handler; elsewhere `job.children` waits by itself.
         """
-        source = self._attempt.source
-        if source is None:
-            raise UsageError("a handler in a process of its own cannot ask for its children")
-        asking = source.children(self.id)
+        return self._asked("children", b"null")
+
+    def submit(self, what: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Store a job in the queue of this one; its id. The arguments are those of `Client.submit`.
+
+        If this attempt fails after that, the next one makes the same call and gets the same job:
+        the id follows from this job, the task and the payload. A payload with the time in it makes
+        another job each time. `await` it in an `async def` handler; in a thread or process handler
+        it is a plain call.
+
+        Raises `InvalidJob`, `Conflict` and `QueueFull` as `Client.submit` does.
+        """
+        task, payload, options, _ = parts_of_call(what, args, kwargs)
+        lease, text = self._attempt.lease, payload.decode()
+        self._calls = self._calls or Counter()
+        self._calls[task, text] += 1
+        parts = (lease.queue, lease.job_id, task, text, self._calls[task, text])
+        given = {"id": derived_id(*parts), **options}
+        for name, value in given.items():
+            if isinstance(value, timedelta):
+                given[name] = value.total_seconds()
+        return self._asked("submit", msgspec.json.encode(NewCall(task, text, given)))
+
+    def _asked(self, verb: AskVerb, argument: bytes) -> Any:
+        """Ask the worker, which speaks to the queue; a coroutine in a loop, else the answer."""
+        if self._ask is None:
+            raise UsageError("this job has no queue that could be asked")
+        asking = self._ask(self._attempt, verb, argument)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
+            source = self._attempt.source
+            if source is None:
+                return asyncio.run(asking)
             return asyncio.run_coroutine_threadsafe(asking, source.loop).result()
         return asking
 
@@ -216,16 +276,16 @@ class Job(msgspec.Struct, eq=False):
         if type in TERMINAL_TYPES or not type:
             raise UsageError(
                 f"a handler cannot report {type!r}: the worker writes the end of a job when the "
-                "handler returns or raises; use another type for news"
+                "handler returns or raises; use another type for a report"
             )
-        news = Report(
+        report = Report(
             lease=self._attempt.lease,
             type=whole_text(type),
             step=whole_text(step),
             data=b"{}" if data is None else storable_json(data)[0],
             progress=b"" if progress is None else storable_json(progress)[0],
         )
-        return self._report(self._attempt, news)
+        return self._report(self._attempt, report)
 
 
 class JobLog:
@@ -248,6 +308,34 @@ class JobLog:
         return getattr(self._logger, name)
 
 
+CallNext = Callable[[Job], Awaitable[Any]]
+Middleware = Callable[[Job, CallNext], Awaitable[Any]]
+"""Wraps every attempt: `async (attempt, call_next)`. `await call_next(attempt)` runs the handler,
+with its value or error. What the middleware returns or raises is what counts."""
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+"""What is open while a worker serves; handlers have the value as `job.state`."""
+
+
+def through(middleware: Sequence[Middleware], handler: CallNext) -> CallNext:
+    """The handler inside of all middleware, of which the first is the outermost."""
+
+    async def innermost(job: Job) -> Any:
+        try:
+            return await handler(job)
+        except BaseException:
+            job._attempt.context = copy_context()  # with what the middleware has set
+            raise
+
+    call: CallNext = innermost
+    for each in reversed(middleware):
+        call = _wrapped(each, call)
+    return call
+
+
+def _wrapped(middleware: Middleware, call: CallNext) -> CallNext:
+    return lambda job: middleware(job, call)
+
+
 def read_payload(raw: bytes) -> Any:
     """The JSON value, or the text under `_raw` when it is none."""
     try:
@@ -258,16 +346,17 @@ def read_payload(raw: bytes) -> Any:
 
 def job_facts(job: Job) -> dict[str, Any]:
     """The fields of a log line about this job; with `trace_id` if its submitter sent one."""
-    facts = {**lease_facts(job.lease), "worker_id": job._worker_id}
+    facts = {**attempt_facts(job._attempt), "worker_id": job._worker_id}
     parts = job._attempt.lease.trace.split("-")
     return facts | {"trace_id": parts[1]} if len(parts) >= 4 else facts
 
 
-def lease_facts(lease: Lease) -> dict[str, Any]:
-    """The fields of a log line about an attempt."""
+def attempt_facts(attempt: Attempt) -> dict[str, Any]:
+    """The fields of a log line about an attempt; its queue has the name that metrics use."""
+    lease = attempt.lease
     return {
         "job_id": lease.job_id,
         "task": lease.task,
-        "queue": lease.queue,
+        "queue": attempt.tally.queue or lease.queue,
         "attempt": lease.attempt,
     }

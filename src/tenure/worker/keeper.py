@@ -84,14 +84,12 @@ class Keeper:
         """The attempts to extend: all that were not confirmed just now. Ends those that expired."""
         due = []
         half_s = self.interval_s / 2
-        for (
-            attempt
-        ) in self._source.attempts.copy():  # copied in one step: the loop's thread changes it
+        # Copied in one step: the thread of the loop changes it.
+        for attempt in self._source.attempts.copy():
+            confirmed = attempt.until - attempt.lease.lease_ms / 1000
             if attempt.until <= now:
                 self._lose(attempt)
-            elif (
-                attempt.renewing and now - (attempt.until - attempt.lease.lease_ms / 1000) >= half_s
-            ):
+            elif attempt.extending and now - confirmed >= half_s:
                 due.append(attempt)
         return due
 
@@ -116,7 +114,7 @@ class Keeper:
         if isinstance(answer, LeaseLost):
             if attempt.outcome_chosen:
                 # Its own settle may have ended it; the flusher finds out before the deadline.
-                attempt.renewing = False
+                attempt.extending = False
             else:
                 self._lose(attempt)
             return
@@ -130,7 +128,7 @@ class Keeper:
         if attempt.outcome_chosen or attempt.lost:
             return
         attempt.lost = True
-        attempt.renewing = False
+        attempt.extending = False
         self._end(attempt, "lost")
 
 

@@ -26,6 +26,7 @@ import structlog
 from tenure.core.encoding import REPLACED, storable_json, whole_text, without_nul
 from tenure.core.errors import (
     LeaseLost,
+    RemoteTraceback,
     ReplyLost,
     StoreError,
     StoreUnreachable,
@@ -34,10 +35,10 @@ from tenure.core.errors import (
     UsageError,
 )
 from tenure.core.lease import Lease, Report
-from tenure.core.outcome import Failure, Outcome
+from tenure.core.outcome import Cancel, Failure, Outcome, Park, RateLimit, Snooze
 from tenure.core.retry import RetryPolicy, delay_ms, failure_of
 from tenure.worker.config import Settings
-from tenure.worker.job import Attempt, lease_facts
+from tenure.worker.job import Attempt, attempt_facts
 from tenure.worker.task import Tasks
 
 log = structlog.get_logger("tenure.worker")
@@ -47,6 +48,7 @@ _REFUSED = "outcome_refused"
 # Jobs without a handler here: delays between hand-backs, and limits of the memory for them.
 _DELAY_MS = 1_000
 _DELAY_MS_MAX = 60_000
+_LAST_MS = 2_000  # before a job expires; some stores promote due jobs once a second
 _STEPS = 10  # the first delay is at most a tenth of the limit
 _TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
@@ -64,6 +66,39 @@ class ProcessDied(TenureError):
     """The child process ended before the handler did: killed, out of memory, or a crash."""
 
     code = "process_died"
+
+
+class HandlerFailed(TenureError):
+    """A handler failed in its child process, where its error stays; `outcome` says how.
+
+    Its traceback is the `__cause__`, as text.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        failure = outcome.failure or Failure(code=outcome.kind, message="")
+        super().__init__(failure.message)
+        self.outcome = outcome
+        self.code = failure.code
+        if failure.stack:
+            self.__cause__ = RemoteTraceback(failure.stack)
+
+
+def error_of(outcome: Outcome) -> Exception:
+    """What a handler raised in its child process: the same signal, else `HandlerFailed`."""
+    after_s = outcome.delay_ms / 1000
+    match outcome.kind, outcome.until:
+        case "snooze", "rate_limit":
+            return RateLimit(after_s)
+        case "snooze", "children":
+            return Park()
+        case "snooze", _:
+            return Snooze(after_s)
+        case "cancel", _:
+            return Cancel(outcome.failure.message if outcome.failure is not None else "")
+        case "release", _:
+            return LeaseLost(outcome.lease.job_id, "this attempt is over")
+        case _:
+            return HandlerFailed(outcome)
 
 
 def completed_outcome(lease: Lease, value: Any, report: Callable[[Report], Any]) -> Outcome:
@@ -173,14 +208,22 @@ def cancelled_outcome(lease: Lease) -> Outcome:
     return Outcome(lease, "cancel", failure=failure)
 
 
-def hand_back_ms(times: int, limit_ms: int) -> int:
-    """The delay of a job that was handed back so many times before.
+def hand_back_ms(times: int, limit_ms: int, left_ms: int | None = None) -> int:
+    """The delay of a job that was handed back this many times before.
+
+    If it expires in `left_ms`, it comes back once more shortly before that; 0: it cannot.
 
     >>> [hand_back_ms(times, 3_600_000) for times in (0, 1, 5, 6, 1_000)]
     [1000, 2000, 32000, 60000, 60000]
+    >>> [hand_back_ms(4, 60_000, left_ms) for left_ms in (40_000, 9_000, 1_900, -5)]
+    [16000, 7000, 0, 0]
     """
     first_ms = max(1, min(_DELAY_MS, limit_ms // _STEPS))
-    return min(first_ms << min(times, 16), _DELAY_MS_MAX)
+    delay_ms = min(first_ms << min(times, 16), _DELAY_MS_MAX)
+    if left_ms is None:
+        return delay_ms
+    last_ms = min(_LAST_MS, limit_ms * 4 // _STEPS)
+    return 0 if left_ms < last_ms else max(1, min(delay_ms, left_ms - last_ms))
 
 
 class _HandedBack(msgspec.Struct):
@@ -196,7 +239,8 @@ class UnknownTasks:
     In a rolling deploy, or if workers have different tasks, another worker has the handler. Each
     worker counts its own hand-backs, because the store's count includes the snoozes of handlers,
     and fails only a job that it has itself handed back for `limit_ms`. A worker that restarts
-    begins anew, so a job may be kept longer than that.
+    begins anew, so a job may be kept longer than that. A job with a time to live that was never
+    started fails before that ends: then the store would end it, without a reason.
     """
 
     def __init__(
@@ -209,19 +253,17 @@ class UnknownTasks:
         self._jobs: dict[tuple[str, str], _HandedBack] = {}
         self._logged: dict[str, float] = {}
 
-    def decide_outcome(self, lease: Lease, report: Callable[[Report], object]) -> Outcome:
+    def decide_outcome(self, attempt: Attempt, report: Callable[[Report], object]) -> Outcome:
         """Hand the job back with a delay, or fail it; the first time the job's log says so."""
-        now = self._clock()
+        now, lease = self._clock(), attempt.lease
         name = (lease.queue, lease.job_id)
         # Taken out and put back, so that the first entry of the dict is the oldest.
         seen = self._jobs.pop(name, None) or _HandedBack(now)
         failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
-        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
-            self._log(lease, now, delay_ms=0)
+        delay_ms = self._delay_ms(lease, seen, now)
+        self._log(attempt, now, delay_ms=delay_ms)
+        if not delay_ms:
             return Outcome(lease, "bury", failure=failure)
-        delay_ms = hand_back_ms(seen.times, self._limit_ms)
-        delay_ms += round(delay_ms / 4 * self._rng.random())  # jitter
-        self._log(lease, now, delay_ms=delay_ms)
         if not seen.times:
             report(_log_line(lease, f"{failure.message}; the job is handed back"))
         seen.times += 1
@@ -230,8 +272,20 @@ class UnknownTasks:
         self._jobs[name] = seen
         return Outcome(lease, "snooze", delay_ms=delay_ms)
 
-    def _log(self, lease: Lease, now: float, *, delay_ms: int) -> None:
+    def _delay_ms(self, lease: Lease, seen: _HandedBack, now: float) -> int:
+        """How long it waits for another worker; 0 if its time is over."""
+        if lease.ttl_ms and lease.attempt <= 1:  # it counts until the first start
+            claimed_ms = lease.lease_until_ms - lease.lease_ms
+            left_ms = lease.created_ms + lease.ttl_ms - claimed_ms
+            return hand_back_ms(seen.times, lease.ttl_ms, left_ms)
+        if seen.times >= _TIMES_MIN and (now - seen.since_s) * 1000 >= self._limit_ms:
+            return 0
+        delay_ms = hand_back_ms(seen.times, self._limit_ms)
+        return delay_ms + round(delay_ms / 4 * self._rng.random())  # jitter
+
+    def _log(self, attempt: Attempt, now: float, *, delay_ms: int) -> None:
         """Once a minute for each name."""
+        lease = attempt.lease
         if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
             return
         if len(self._logged) >= _NAMES_MAX:
@@ -239,7 +293,7 @@ class UnknownTasks:
         self._logged[lease.task] = now
         log.warning(
             "task_unknown",
-            **lease_facts(lease),
+            **attempt_facts(attempt),
             nearest=self._tasks.close(lease.task),
             handed_back_ms=delay_ms,
         )
@@ -276,14 +330,14 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Flusher:
-    """Sends items of one kind to one queue in batches, at most one call at a time in each lane.
+    """Sends items of one kind to one queue in batches, at most one call at a time by each sender.
 
-    There are as many lanes as `backoffs`. All but the first send full batches only: a partial batch
-    waits, so that it grows.
+    There are as many senders as `backoffs`. All but the first send full batches only: a partial
+    batch waits, so that it grows.
 
     The callbacks run in the worker's loop. `answered` gets a batch and the store's answers,
     `failed` the error of a call. `dropped` gets entries whose deadline passed (`LeaseLost`) or
-    which the store keeps refusing, unless `instead` returns another item to send in its place.
+    which the store keeps refusing, unless `replacement` returns another item to send in its place.
     """
 
     def __init__(
@@ -293,7 +347,7 @@ class Flusher:
         answered: Callable[[Sequence[Entry], Sequence[Any]], None],
         dropped: Callable[[Entry, Exception], None],
         failed: Callable[[BaseException], None],
-        instead: Callable[[Any, Exception], Any] = lambda _item, _error: None,
+        replacement: Callable[[Any, Exception], Any] = lambda _item, _error: None,
         clock: Callable[[], float],
         backoffs: Sequence[Backoff],
         settings: Settings,
@@ -302,7 +356,7 @@ class Flusher:
         self._answered = answered
         self._dropped = dropped
         self._failed = failed
-        self._instead = instead
+        self._replacement = replacement
         self._clock = clock
         self._backoffs = backoffs
         self._batch_max = settings.settle_batch_max
@@ -320,8 +374,8 @@ class Flusher:
         return len(self._waiting) + self._in_flight
 
     @property
-    def troubled(self) -> bool:
-        """Whether the last try of a lane failed and another one is due."""
+    def is_retrying(self) -> bool:
+        """Whether the last try of a sender failed and another one is due."""
         return any(backoff.tries > 0 for backoff in self._backoffs)
 
     def add(self, entry: Entry) -> None:
@@ -336,20 +390,21 @@ class Flusher:
     async def run(self) -> None:
         """Flush until cancelled; leases of unanswered items then expire."""
         first, *others = self._backoffs
-        flows = [self._lane(first, self._any), *(self._lane(each, self._full) for each in others)]
-        lanes = [asyncio.ensure_future(flow) for flow in flows]
+        loops = [self._send_batches(first, self._wait_for_item)]
+        loops += [self._send_batches(each, self._wait_for_full_batch) for each in others]
+        senders = [asyncio.ensure_future(loop) for loop in loops]
         try:
-            await asyncio.gather(*lanes)
+            await asyncio.gather(*senders)
         finally:
-            for lane in lanes:
-                lane.cancel()
+            for sender in senders:
+                sender.cancel()
             self._wake, self._wake_full = None, []
             self._ended = True
             self._signal_empty()  # end the waits of `empty`
 
-    async def _lane(self, backoff: Backoff, some: Callable[[], Awaitable[None]]) -> None:
+    async def _send_batches(self, backoff: Backoff, wait: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await some()
+            await wait()
             batch = self._waiting[: self._batch_max]
             del self._waiting[: self._batch_max]
             self._in_flight += len(batch)
@@ -363,16 +418,14 @@ class Flusher:
             if not self.backlog:
                 self._signal_empty()
 
-    async def _any(self) -> None:
-        """Wait for an item."""
+    async def _wait_for_item(self) -> None:
         if not self._waiting:
             self._wake = asyncio.get_running_loop().create_future()
             # The first item wakes it, but it runs after all others of this turn of the loop: so
             # they make one batch.
             await self._wake
 
-    async def _full(self) -> None:
-        """Wait for a full batch."""
+    async def _wait_for_full_batch(self) -> None:
         while len(self._waiting) < self._batch_max:
             wake = asyncio.get_running_loop().create_future()
             self._wake_full.append(wake)
@@ -419,7 +472,7 @@ class Flusher:
                 error=repr(error),
                 tries=entry.tries,
             )
-            entry.item, entry.tries = self._instead(entry.item, error), 0
+            entry.item, entry.tries = self._replacement(entry.item, error), 0
             if entry.item is not None:
                 entry.attempt.outcome = entry.item
                 return batch

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,14 +30,31 @@ from prometheus_client import CollectorRegistry
 
 from tenure.core.errors import TenureError, UsageError
 from tenure.worker.attempt import Executor
-from tenure.worker.claim import ClaimLoop, Context, Opener, Slots, Source, opener_of
+from tenure.worker.claim import (
+    ClaimLoop,
+    Context,
+    NamedOpener,
+    Opener,
+    Slots,
+    Source,
+    named_openers,
+)
 from tenure.worker.config import Settings, capacity, identity
-from tenure.worker.events import EventName, Listener, Listeners, Metrics, Notifier, Watch
-from tenure.worker.job import Attempt, StopReason
+from tenure.worker.events import (
+    EventName,
+    Health,
+    Listener,
+    Listeners,
+    Metrics,
+    Notifier,
+    Watch,
+)
+from tenure.worker.job import Attempt, Lifespan, Middleware, StopReason, through
 from tenure.worker.keeper import Keeper, KeeperThread
+from tenure.worker.plans import keep_schedules
 from tenure.worker.pools import HandlerPools
-from tenure.worker.task import Task, Tasks, is_child
-from tenure.worker.telemetry import Tracer, ensure_logs
+from tenure.worker.task import Task, Tasks, is_child, where_children_find
+from tenure.worker.telemetry import Tracer, ensure_logs, mark_records
 
 log = structlog.get_logger("tenure.worker")
 
@@ -52,22 +70,14 @@ class _Service(msgspec.Struct, frozen=True, eq=False):
     claimer: ClaimLoop
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The health of a worker. `stores` says for every queue whether its store answers."""
-
-    state: str
-    ready: bool
-    keeper_alive: bool
-    slots_used: int
-    slots_total: int
-    unsettled: int
-    stores: dict[str, bool]
-
-
 class Worker:
     """Runs the jobs of one or many queues, whatever their contracts.
 
     `queues` are URLs, or functions that open a queue: each is opened twice, once for the keeper.
+    `lifespan` is a function that returns an async context manager. The worker enters it before its
+    first job and leaves it after its last; handlers have its value as `job.state`. A child process
+    of `process=True` handlers enters one of its own. `middleware` are functions
+    `async (attempt, call_next)` around every attempt, the first one outermost.
     `run` blocks until SIGTERM or SIGINT; `serve` does the same inside a running loop, without
     touching signals, until `stop`. A worker serves once.
     """
@@ -77,6 +87,8 @@ class Worker:
         tasks: Iterable[Task],
         *,
         queues: Sequence[str | Opener],
+        lifespan: Lifespan | None = None,
+        middleware: Sequence[Middleware] = (),
         concurrency: int | None = None,
         settings: Settings | None = None,
         burst: bool = False,
@@ -91,13 +103,17 @@ class Worker:
         self.registry = registry or CollectorRegistry()
         self.watch = Watch()
         self.state = "new"
-        self._tasks = Tasks(tasks)
-        self._openers = [opener_of(queue, worker_id) for queue in queues]
+        self._middleware = tuple(middleware)
+        wrap = partial(through, self._middleware) if self._middleware else None
+        self._tasks = Tasks(tasks, wrap)
+        self._lifespan = lifespan
+        self._lifespan_of_children = where_children_find(lifespan, self._tasks.kinds)
+        self._openers = named_openers(queues, worker_id)
         self._rng = rng or Random()
         self._tracer = Tracer(self.id) if self.settings.tracing else None
         self._capacity = capacity(self.settings, self._tasks.kinds)
         self._slots = Slots(self._capacity.slots, batch_max=self.settings.claim_batch_max)
-        self._metrics = Metrics(self.registry, lambda: (self._slots.used, self._slots.total))
+        self._metrics = Metrics(self.registry, lambda: (self._slots_used, self._slots.total))
         self._stopping = Stopping()
         self._notifier = Notifier(self.settings.notify_socket)
         self._services: list[_Service] = []
@@ -108,6 +124,7 @@ class Worker:
         self._drained = True
         self._fault: BaseException | None = None
         self._ready = False
+        self._clock = time.monotonic
 
     # public -------------------------------------------------------------------------------------
 
@@ -126,19 +143,21 @@ class Worker:
             return 0
         if self.state != "new":
             raise UsageError("a worker serves once; make another one")
-        ensure_logs()
-        self.state = "serving"
+        ensure_logs(others="info")
+        mark_records()
         self._loop = asyncio.get_running_loop()
-        self._open()
-        try:
-            await self._start()
-            await self._stopping.drain.wait()
-            clean = await self._drain()
-        except BaseException:
-            self.abort()
-            raise
-        finally:
-            await self._close()
+        self.state = "starting"
+        async with self._living() as state:
+            self._open(state)
+            try:
+                await self._start()
+                await self._stopping.drain.wait()
+                clean = await self._drain()
+            except BaseException:
+                self.abort()
+                raise
+            finally:
+                await self._close()
         return 0 if clean and self._fault is None else 1
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -173,7 +192,7 @@ class Worker:
     def abort(self) -> None:
         """Stop as if the process had been killed: nothing more is written."""
         self.state = "aborted"
-        for attempt in list(self._executor.running):
+        for attempt in list(self._executor.running) if self._services else ():
             attempt.outcome_chosen = True
             attempt.end_timer()
             if attempt.runner is not None:
@@ -187,11 +206,32 @@ class Worker:
             state=self.state,
             ready=self._ready,
             keeper_alive=self._keeper_alive(),
-            slots_used=self._slots.used,
+            slots_used=self._slots_used,
             slots_total=self._slots.total,
             unsettled=sum(len(service.source.attempts) for service in self._services),
             stores={each.source.name: each.source.contact.answers for each in self._services},
         )
+
+    def is_live(self, *, within_s: float = 5.0) -> bool:
+        """Whether event loop and keeper run. It waits for the loop, so call it from a thread."""
+        if self.state in ("new", "starting"):  # a lifespan may load for long
+            return True
+        answered = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # the loop is closed
+            return False
+        return answered.wait(within_s) and self._keeper_alive()
+
+    def is_ready(self) -> bool:
+        """Whether it takes jobs: all stores have answered once, and one of them still does."""
+        answers = any(service.source.contact.answers for service in self._services)
+        return self.state == "serving" and self._ready and answers
+
+    @property
+    def _slots_used(self) -> int:
+        """How many jobs have a slot; a claim under way holds more, for jobs that may not come."""
+        return len(self._executor.running) if self._services else 0
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         if self.state == "new" or _running_loop() is self._loop:
@@ -201,7 +241,7 @@ class Worker:
 
     def _resize(self) -> None:
         self._slots.resize(self._capacity.slots)
-        if self.state != "new":
+        if self._services:
             self._pools.resize(self._capacity)
         for service in self._services:
             service.source.queue.slots = self._slots.total
@@ -217,8 +257,16 @@ class Worker:
         with signals(self._stopping.on_signal):
             return await self.serve()
 
-    def _open(self) -> None:
-        self._clock = time.monotonic if self.settings.keeper_threaded else self._loop.time
+    def _living(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """The lifespan, unless all handlers run in child processes, which have their own."""
+        if self._lifespan is None or self._tasks.kinds == {"process"}:
+            return contextlib.nullcontext()
+        return self._lifespan()
+
+    def _open(self, state: Any) -> None:
+        self.state = "serving"
+        if not self.settings.keeper_threaded:
+            self._clock = self._loop.time
         self._context = Context(
             self.settings,
             self.id,
@@ -228,17 +276,24 @@ class Worker:
             self.watch,
             self._listeners,
             self._metrics,
+            state,
         )
-        self._pools = HandlerPools(self._capacity, worker_id=self.id, rng=self._rng)
+        self._pools = HandlerPools(
+            self._capacity,
+            worker_id=self.id,
+            rng=self._rng,
+            middleware=self._middleware,
+            lifespan=self._lifespan_of_children,
+        )
         self._executor = Executor(self._tasks, self._pools, self._context, self._tracer)
-        self._services = [self._service(name, opener) for name, opener in self._openers]
+        self._services = [self._service(each) for each in self._openers]
         self.watch.hooks.append(self._on_event)
 
-    def _service(self, name: str, opener: Opener) -> _Service:
+    def _service(self, opener: NamedOpener) -> _Service:
         threaded = self.settings.keeper_threaded
         source = Source(
-            name,
-            opener(),
+            opener.name,
+            opener.open(),
             self._context,
             settled=self._executor.settled,
             dropped=self._executor.dropped,
@@ -252,13 +307,13 @@ class Worker:
         )
         nudge = partial(self._nudge, keeper)
         claimer = ClaimLoop(source, self._executor, self._context, nudge)
-        return _Service(opener, source, keeper, claimer)
+        return _Service(opener.open, source, keeper, claimer)
 
     async def _start(self) -> None:
         log.info(
             "worker starts",
             worker_id=self.id,
-            queues=[name for name, _ in self._openers],
+            queues=[each.address for each in self._openers],
             slots=self._slots.total,
         )
         if self.settings.keeper_threaded:
@@ -273,6 +328,8 @@ class Worker:
             for each in (source.settles.run(), source.reports.run(), source.run_upkeep()):
                 self._spawn(each)
             self._claimers[service.claimer] = self._spawn(service.claimer.run())
+            tasks = self._tasks if service is self._services[0] else None  # it gets declared ones
+            self._spawn(keep_schedules(source, self._context, tasks))
         if self.settings.watchdog_ms:
             self._spawn(self._feed_watchdog())
 
@@ -312,10 +369,10 @@ class Worker:
     # events of the parts ------------------------------------------------------------------------
 
     def _on_event(self, name: str, _count: int) -> None:
-        if name == "dry" and self.settings.burst:
+        if name == "claim_empty" and self.settings.burst:
             self._stop_when_empty()
-        if name in ("claimed", "dry"):
-            drained, self._drained = self._drained, name == "dry"
+        if name in ("claimed", "claim_empty"):
+            drained, self._drained = self._drained, name == "claim_empty"
             if self._drained and not drained:
                 self._listeners.tell("drained")
         if name == "stopped":
@@ -357,8 +414,8 @@ class Worker:
     def _stop_when_empty(self) -> None:
         """End a burst if claims sent after the last activity were empty and nothing runs."""
         seen = self.watch.activity
-        dry = all(service.claimer.last_empty_claim == seen for service in self._services)
-        if dry and not any(service.source.attempts for service in self._services):
+        empty = all(service.claimer.last_empty_claim == seen for service in self._services)
+        if empty and not any(service.source.attempts for service in self._services):
             self._stopping.request()
 
     # stopping -----------------------------------------------------------------------------------
@@ -374,7 +431,7 @@ class Worker:
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._keeper_thread is not None:
             await self._keeper_thread.stop()
-        self._pools.close()
+        await self._pools.close(self.settings.cancel_grace_ms / 1000)
         closing = (service.source.queue.close() for service in self._services)
         await asyncio.gather(*closing, return_exceptions=True)
         self._notifier.close()
@@ -487,12 +544,12 @@ async def drain(
     context.slots.close()
     executor.end_unstarted()
     await _end_claims(list(claimers.values()), stopping, settings.claim_wait_ms)
-    quiet = executor.quiet()
+    concluded = executor.all_concluded()
     left_s = max(0.0, deadline - loop.time())
-    await _first_of(quiet, stopping.release, timeout_s=left_s)
-    if not quiet.is_set():
+    await _first_of(concluded, stopping.release, timeout_s=left_s)
+    if not concluded.is_set():
         watch.tell("releasing")
-        await _release(executor, quiet, stopping, settings.cancel_grace_ms)
+        await _release(executor, concluded, stopping, settings.cancel_grace_ms)
     flushed = await _flush([claimer.source for claimer in claimers], settings.flush_ms)
     watch.tell("drained")
     return flushed and not stopping.release.is_set()
@@ -511,14 +568,14 @@ async def _end_claims(
 
 
 async def _release(
-    executor: Executor, quiet: asyncio.Event, stopping: Stopping, grace_ms: int
+    executor: Executor, concluded: asyncio.Event, stopping: Stopping, grace_ms: int
 ) -> None:
     """Cancel the running handlers and hand their leases back; at once after a second signal."""
     attempts = list(executor.running)
     log.warning("handing back unfinished jobs", jobs=len(attempts))
     for attempt in attempts:
         executor.end(attempt, "shutdown")
-    await _first_of(quiet, stopping.release, timeout_s=grace_ms / 1000 + 1)
+    await _first_of(concluded, stopping.release, timeout_s=grace_ms / 1000 + 1)
     for attempt in attempts:
         executor.conclude(attempt)
 

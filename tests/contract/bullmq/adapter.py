@@ -21,6 +21,7 @@ class BullmqAdapter:
         "ttl_before_start": "BullMQ jobs have no time to live before they start",
         "lost_is_attempt": "lost locks have a budget of their own, maxStalledCount, of the worker",
         "retention": "finished jobs go by count and age when another one finishes, not by upkeep",
+        "stored_schedules": "its own job schedulers store the next job when one is picked up",
     }
 
     def __init__(self, server_url: Callable[[], str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tenure.contracts.bullmq.claim import BullmqClaimer
 from tenure.core.errors import InvalidJob
 from tenure.core.job import NewJob
-from tenure.core.outcome import COMPLETED, Failure, Outcome
+from tenure.core.outcome import COMPLETED, Failure, Outcome, OutcomeKind
 from tests.contract.bullmq.conftest import Bench
 from tests.contract.bullmq.test_bad_records import healthy, overwrite, quarantine, run
 
@@ -68,6 +68,39 @@ async def test_a_child_whose_parent_is_named_wrongly_ends_with_its_batch(
     child = await child_of(bench, "p", told)
     ids = await healthy(bench, 3)
     await run(bench, [child, *ids])
+
+
+@pytest.mark.parametrize("kind", ["complete", "bury"])
+async def test_a_child_ends_no_wait_of_a_job_that_is_not_its_parent(
+    bench: Bench, kind: Any
+) -> None:
+    """The child is in the dependencies of its own parent, and its link names a job elsewhere."""
+    elsewhere = f"{bench.key('')[:-1]}-other"
+    told = {"id": "p", "queueKey": elsewhere, "fpof": True}
+    child = await child_of(bench, "q", told)
+    fields: Any = {"name": "work", "data": "1", "opts": "{}", "timestamp": "1"}
+    bench.raw.hset(f"{elsewhere}:p", mapping=fields)
+    bench.raw.zadd(f"{elsewhere}:waiting-children", {"p": 1})
+    queue = bench.queue()
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, kind, result=b"1", failure=FAILURE)])
+    assert bench.ids("completed" if kind == "complete" else "failed") == [child]
+    assert bench.raw.zscore(f"{elsewhere}:waiting-children", "p") == 1
+    assert bench.raw.hget(f"{elsewhere}:p", "defa") is None
+    reason = f"as a parent: the link of its child names {elsewhere}:p"
+    assert quarantine(bench) == {bench.key("q"): reason}
+
+
+async def test_a_removed_parent_takes_no_job_with_it_that_is_not_its_child(bench: Bench) -> None:
+    child = await child_of(bench, "p")
+    (other,) = await healthy(bench, 1)
+    strange = f"{bench.key('')[:-1]}-other:1"
+    bench.raw.hset(strange, mapping={"name": "work", "data": "1"})
+    bench.raw.sadd(bench.key("p:dependencies"), bench.key(other), strange)
+    assert await bench.ledger().remove(["p"]) == ["ok"]
+    assert not bench.raw.exists(bench.key("p"), bench.key(child))
+    assert bench.raw.exists(bench.key(other), strange) == 2
+    assert bench.ids("wait") == [other]
 
 
 async def test_a_prioritized_parent_is_released_where_its_counter_is_no_number(
@@ -146,6 +179,24 @@ async def test_a_parent_that_may_not_complete_fails_whatever_its_stacks_hold(
     (lease,) = await queue.claim(1, wait_ms=0)
     await asyncio.wait_for(queue.settle([Outcome(lease, "complete", result=b"1")]), 10)
     assert bench.ids("failed") == [job]
+
+
+@pytest.mark.clause("B-20")
+@pytest.mark.parametrize("kind", ["fail", "complete"])
+async def test_the_newest_hundred_stacks_are_kept_of_a_job_without_a_limit(
+    bench: Bench, kind: OutcomeKind
+) -> None:
+    """A failure is added by the worker, a completion that a child forbids by the script."""
+    (job,) = await healthy(bench, 1)
+    earlier = [f"stack {number}" for number in range(20_000)]
+    bench.raw.hset(bench.key(job), mapping={"stacktrace": json.dumps(earlier), "atm": "1"})
+    if kind == "complete":
+        bench.raw.zadd(bench.key(f"{job}:unsuccessful"), {"child": 1})
+    queue = bench.queue()
+    (lease,) = await queue.claim(1, wait_ms=0)
+    await queue.settle([Outcome(lease, kind, result=b"1", failure=FAILURE)])
+    kept = json.loads(bench.hash(job)["stacktrace"])
+    assert kept[:-1] == earlier[-99:]
 
 
 @pytest.mark.parametrize("start", [1e20, -1e20, 1e300, {}, "never"], ids=repr)

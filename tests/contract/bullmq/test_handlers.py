@@ -23,7 +23,9 @@ from tests.waiting import until
 async def worked(bench: Bench, handler: Any, holds: Callable[[], Awaitable[bool]], **options: Any):
     """Let a worker with this handler run until something holds."""
     tasks = handler if isinstance(handler, list) else [handler]
-    worker = Worker(tasks, queues=[bench.url(**options)], settings=Settings(concurrency=2))
+    worker = Worker(
+        tasks, queues=[bench.url(**options)], settings=Settings(concurrency=2, claim_wait_ms=50)
+    )
     serving = asyncio.create_task(worker.serve())
     try:
         await until(holds)
@@ -238,10 +240,10 @@ async def test_a_handler_sees_the_options_of_its_job(bench: Bench) -> None:
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_a_handler_asks_for_the_results_of_its_children(bench: Bench, kind: str) -> None:
     async def in_the_loop(job: Job) -> Any:
-        return (await job.children()).results
+        return (await job.children).results
 
     def in_a_thread(job: Job) -> Any:
-        return job.children().results
+        return job.children.results
 
     @task("child")
     async def child(job: Job) -> Any:

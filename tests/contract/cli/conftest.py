@@ -80,14 +80,20 @@ def cli(
 
 
 class Program:
-    """A `tenure` process: its words are kept, and it is gone at the end."""
+    """A process of `tenure`, or of another module or, with "", a file: its words are kept, and it
+    is gone at the end."""
 
     def __init__(
-        self, args: list[str], folder: Path, environment: dict[str, str], *python: str
+        self,
+        args: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        *python: str,
+        module: str = "tenure.cli",
     ) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("TENURE_")}
         self.process = subprocess.Popen(
-            [sys.executable, *python, "-m", "tenure.cli", *args],
+            [sys.executable, *python, *(["-m", module] if module else []), *args],
             cwd=folder,
             env=clean | {"PYTHONUNBUFFERED": "1"} | environment,
             stdout=subprocess.PIPE,

@@ -104,7 +104,7 @@ def test_the_largest_bodies_of_eight_clients_hold_up_nobody(
 ) -> None:
     """They have all rights; each body gets its right answer."""
     port = free_port()
-    queues = ["--from", f"plane+sqlite:///{tmp_path}/plane.db", "--redis", redis_url]
+    queues = ["--queue", f"plane+sqlite:///{tmp_path}/plane.db", "--redis", redis_url]
     program = Program(["gateway", "--port", str(port), *queues], tmp_path, {})
     program.heard("gateway_ready")
     try:

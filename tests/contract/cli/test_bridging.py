@@ -14,9 +14,9 @@ import pytest
 
 from tenure.cli.bridge import without_lost_limit
 from tenure.core.job import JobRecord, NewJob
+from tenure.core.portable import is_in
 from tenure.core.registry import contract_names, open_ledger, open_queue
 from tenure.core.seam import Query
-from tenure.dashboard.queues import kind_of
 from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.cli.conftest import Cli, Program
 from tests.waiting import until
@@ -63,7 +63,7 @@ async def test_a_bridge_that_is_killed_goes_on_when_it_is_started_again(
     made = await queue.submit([NewJob(task="chat", payload=payload) for payload in payloads])
     assert all(each.accepted for each in made)
     await queue.close()
-    first = Program(["bridge", from_url, queue_url], tmp_path, {})
+    first = Program(["bridge", "-q", from_url, "--to", queue_url], tmp_path, {})
     ledger = open_ledger(queue_url)
     try:
 
@@ -76,11 +76,11 @@ async def test_a_bridge_that_is_killed_goes_on_when_it_is_started_again(
     finally:
         first.kill()
         await ledger.close()
-    again = Program(["bridge", from_url, queue_url, "--json"], tmp_path, {})
+    again = Program(["bridge", "-q", from_url, "--to", queue_url, "--json"], tmp_path, {})
     assert await asyncio.to_thread(again.ended) == 0, again.words
     arrived = Counter(job.payload for job in await jobs_of(queue_url))
     assert arrived == Counter(payloads)
-    left = [job for job in await jobs_of(from_url) if kind_of(job.state) in ("waiting", "running")]
+    left = [job for job in await jobs_of(from_url) if is_in(job, ("waiting", "running"))]
     assert left == []
 
 
@@ -96,11 +96,11 @@ def test_what_the_new_queue_has_no_place_for_stays_until_it_may_be_left_out(
         await queue.close()
 
     asyncio.run(put())
-    refused = cli("bridge", from_url, queue_url)
+    refused = cli("bridge", "-q", from_url, "--to", queue_url)
     assert refused.code == 4
     assert "1 jobs moved" in refused.out
     assert "stays where it is" in refused.err
-    assert cli("bridge", from_url, queue_url, "--plain").code == 0
+    assert cli("bridge", "-q", from_url, "--to", queue_url, "--plain").code == 0
     assert len(asyncio.run(jobs_of(queue_url))) == 2
 
 
@@ -119,7 +119,7 @@ def test_no_job_is_given_up_because_bridges_are_killed() -> None:
         (("streams+redis://127.0.0.1:1/0", "memory://a"), 5, "tenure doctor"),
         (("streams+redis://h/0?lease=5", "memory://a"), 2, "did you mean 'lease_ms'"),
         (("bullmq+redis://h/0?queue=a:b", "memory://a"), 2, "no colon"),
-        (("plane+http://h:1?streams=a", "memory://a"), 2, "worker's side"),
+        (("plane+http://h:1?streams=a", "memory://a"), 2, "at its database"),
         (("memory://a", "memory://a"), 2, "a bridge needs two"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_bridge_without_two_queues_says_why(
     cli: Cli, words: tuple[str, str], code: int, told: str
 ) -> None:
     begin = time.monotonic()
-    said = cli("bridge", *words)
+    said = cli("bridge", "-q", words[0], "--to", words[1])
     assert (said.code, told in said.err) == (code, True), said.err
     assert time.monotonic() - begin < 20
 
@@ -153,10 +153,10 @@ def test_a_new_queue_that_is_away_leaves_the_old_one_as_it_was(
     from_url = f"inbox+sqlite:///{tmp_path}/old.db"
     asyncio.run(three_in(from_url))
     before = standing(from_url)
-    said = cli("bridge", from_url, target)
+    said = cli("bridge", "-q", from_url, "--to", target)
     assert (said.code, "tenure doctor" in said.err) == (5, True), said.err
     assert standing(from_url) == before, "nothing is held, no attempt is counted"
-    assert cli("bridge", from_url, f"inbox+sqlite:///{tmp_path}/new.db").code == 0
+    assert cli("bridge", "-q", from_url, "--to", f"inbox+sqlite:///{tmp_path}/new.db").code == 0
     assert standing(from_url) == []
     assert len(standing(f"inbox+sqlite:///{tmp_path}/new.db")) == 3
 
@@ -170,7 +170,7 @@ async def test_a_queue_by_two_urls_is_no_bridge_and_stays_as_it_was(
     try:
         await three_in(url)
         before = await asyncio.to_thread(standing, url)
-        said = await asyncio.to_thread(cli, "bridge", url, f"{url}&unread_days=29")
+        said = await asyncio.to_thread(cli, "bridge", "-q", url, "--to", f"{url}&unread_days=29")
         assert (said.code, "a bridge needs two" in said.err) == (2, True), said.err
         assert await asyncio.to_thread(standing, url) == before
     finally:
@@ -185,7 +185,7 @@ async def test_a_queue_by_two_urls_is_no_bridge_and_stays_as_it_was(
 def test_two_queues_of_one_database_are_two(cli: Cli, tmp_path: Path, old: str, new: str) -> None:
     from_url, to_url = (url.format(tmp_path / "both.db") for url in (old, new))
     asyncio.run(three_in(from_url))
-    said = cli("bridge", from_url, to_url)
+    said = cli("bridge", "-q", from_url, "--to", to_url)
     assert said.code == 0, said.err
     assert standing(from_url) == []
     assert len(standing(to_url)) == 3

@@ -68,26 +68,26 @@ def test_a_store_that_loses_jobs_is_a_problem_with_a_remedy(
         ("appendfsync", "no"),
     ):
         ask(own_redis, "CONFIG", "SET", *setting)
-    said = cli("doctor", f"streams+{own_redis}", "--json")
+    said = cli("doctor", "-q", f"streams+{own_redis}", "--json")
     assert said.code == 8
     problems = {name for name, f in by_check(said).items() if f["level"] == "problem"}
     assert problems == {"append-only file", "eviction", "appendfsync"}
     assert all(by_check(said)[name]["remedy"] for name in problems)
     assert (
         "-> redis-cli config set maxmemory-policy noeviction"
-        in cli("doctor", f"streams+{own_redis}").out
+        in cli("doctor", "-q", f"streams+{own_redis}").out
     )
 
 
 def test_a_replica_is_a_problem(cli: Cli, own_redis: str) -> None:
     ask(own_redis, "REPLICAOF", "127.0.0.1", 1)
-    said = cli("doctor", f"streams+{own_redis}", "--json")
+    said = cli("doctor", "-q", f"streams+{own_redis}", "--json")
     assert by_check(said)["role"]["level"] == "problem"
     assert said.code == 8
 
 
 def test_a_store_that_is_away_is_a_finding_and_not_a_crash(cli: Cli) -> None:
-    said = cli("doctor", "streams+redis://127.0.0.1:1/0", "--json")
+    said = cli("doctor", "-q", "streams+redis://127.0.0.1:1/0", "--json")
     assert said.code == 8
     assert by_check(said)["reachable"]["level"] == "problem"
 
@@ -103,11 +103,11 @@ def test_a_job_whose_worker_died_is_found(cli: Cli, queue_url: str) -> None:
 
     asyncio.run(claim_and_die())
     wait_until(
-        lambda: by_check(cli("doctor", short, "--json"))["running jobs"]["level"] == "problem"
+        lambda: by_check(cli("doctor", "-q", short, "--json"))["running jobs"]["level"] == "problem"
     )
-    workers = by_check(cli("doctor", short, "--json"))["workers"]
+    workers = by_check(cli("doctor", "-q", short, "--json"))["workers"]
     assert "gone with work in hand: dead-worker" in workers["detail"]
-    assert cli("doctor", short).code == 8
+    assert cli("doctor", "-q", short).code == 8
 
 
 def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None:
@@ -120,7 +120,7 @@ def test_a_paused_and_a_full_queue_are_noticed(cli: Cli, queue_url: str) -> None
     asyncio.run(claim_one())
     assert by_check(cli("doctor", "--json"))["pause"]["level"] == "ok"
     cli("pause")
-    found = by_check(cli("doctor", f"{queue_url}&max_depth=2", "--json"))
+    found = by_check(cli("doctor", "-q", f"{queue_url}&max_depth=2", "--json"))
     assert (found["pause"]["level"], found["pause"]["remedy"]) == ("note", "tenure resume")
     assert found["depth"]["level"] == "problem"
 
@@ -160,13 +160,13 @@ def test_a_queue_of_another_redis_contract_is_looked_at_too(
 ) -> None:
     monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     url = f"{contract}+{redis_url}?queue=doctor-{free_port}"
-    said = cli("doctor", url, "--json")
+    said = cli("doctor", "-q", url, "--json")
     assert said.code == 0, said.out
     assert {"append-only file", "queue", "workers", "dead letters"} <= set(by_check(said))
     asyncio.run(put_in(url))
-    said = cli("doctor", url, "--json")
+    said = cli("doctor", "-q", url, "--json")
     assert (said.code, by_check(said)["workers"]["level"]) == (8, "problem")
-    assert "tenure worker app.py --from" in by_check(said)["workers"]["remedy"]
+    assert "tenure worker app.py --queue" in by_check(said)["workers"]["remedy"]
 
 
 async def put_in(url: str) -> None:
@@ -184,16 +184,16 @@ def test_an_sqlite_queue_is_looked_at_with_its_file_and_disk(
     monkeypatch.setenv("TENURE_GATEWAY_PORT", str(free_port))
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     asyncio.run(put_in(url))
-    found = by_check(cli("doctor", url, "--json"))
+    found = by_check(cli("doctor", "-q", url, "--json"))
     assert found["database file"]["detail"].endswith("log wal")
     assert found["disk"]["detail"].endswith("GB free")
     assert found["workers"]["level"] == "problem"
     (tmp_path / "broken.db").write_bytes(b"not a database, whatever its name says" * 100)
-    said = cli("doctor", f"inbox+sqlite:///{tmp_path}/broken.db", "--json")
+    said = cli("doctor", "-q", f"inbox+sqlite:///{tmp_path}/broken.db", "--json")
     assert said.code == 8
     assert "not a database" in by_check(said)["database file"]["detail"]
     assert "queue" not in by_check(said)
-    said = cli("doctor", f"plane+sqlite:///{tmp_path}/nowhere/jobs.db", "--json")
+    said = cli("doctor", "-q", f"plane+sqlite:///{tmp_path}/nowhere/jobs.db", "--json")
     assert by_check(said)["folder"]["remedy"] == f"mkdir -p {tmp_path}/nowhere"
 
 
@@ -201,16 +201,16 @@ def test_a_plane_that_does_not_answer_is_a_problem_and_one_that_does_is_not(
     cli: Cli, start: Start, tmp_path: Path, free_port: int
 ) -> None:
     url = f"plane+http://127.0.0.1:{free_port}"
-    said = cli("doctor", url, "--json")
+    said = cli("doctor", "-q", url, "--json")
     assert (said.code, by_check(said)["gateway"]["level"]) == (8, "problem")
-    gateway = start("gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db")
+    gateway = start("gateway", "--port", str(free_port), "--queue", "plane+sqlite:///plane.db")
     gateway.heard("gateway_ready")
-    found = by_check(cli("doctor", url, "--json"))
+    found = by_check(cli("doctor", "-q", url, "--json"))
     assert (found["gateway"]["level"], found["gateway ready"]["level"]) == ("ok", "ok")
 
 
 def test_a_postgres_that_is_away_or_unsafe_is_told_with_its_remedy(cli: Cli) -> None:
-    said = cli("doctor", "inbox+postgresql://nobody@127.0.0.1:1/none", "--json")
+    said = cli("doctor", "-q", "inbox+postgresql://nobody@127.0.0.1:1/none", "--json")
     assert (said.code, by_check(said)["reachable"]["level"]) == (8, "problem")
     row = {"number": 120_000, "version": "12.1", "fsync": "off", "replica": True, "open_s": 999}
     found = {finding.check: finding for finding in server_findings(row)}

@@ -58,7 +58,7 @@ def test_the_doctor_finds_no_problem_with_the_redis_settings_we_hand_out(
     )
     try:
         wait_until(sock.exists)
-        said = cli("doctor", f"streams+redis+unix://{sock}", "--json")
+        said = cli("doctor", "-q", f"streams+redis+unix://{sock}", "--json")
         assert said.code == 0, said.out
         levels = {finding["check"]: finding["level"] for finding in said.lines}
         checks = ("append-only file", "appendfsync", "eviction")

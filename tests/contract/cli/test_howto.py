@@ -240,7 +240,7 @@ def test_the_trigger_for_keda_reads_a_number_of_a_gateway(
     (block,) = commands("docs/operating/observability.md", "yaml")
     (trigger,) = yaml.safe_load(block)["triggers"]
     assert (trigger["type"], trigger["metadata"]["authMode"]) == ("metrics-api", "apiKey")
-    words = ["gateway", "--from", queue_url, "--port", str(free_port)]
+    words = ["gateway", "--queue", queue_url, "--port", str(free_port)]
     key = json.loads(
         run_bash(f"tenure keys create keda --scope metrics -q '{queue_url}' --json", ROOT, {})
     )["key"]

@@ -44,7 +44,7 @@ def test_submit_prints_the_id_and_inspect_shows_the_job(cli: Cli) -> None:
     assert (said.code, said.err) == (0, "")
     job_id = said.out.strip()
     shown = cli("inspect", job_id, "--json").lines[0]
-    assert (shown["state"], shown["payload"]) == ("queued", {"prompt": "hi"})
+    assert (shown["state"], shown["payload"]) == ("waiting", {"prompt": "hi"})
     assert [event["type"] for event in shown["events"]] == ["queued"]
     text = cli("inspect", job_id).out
     assert job_id in text
@@ -91,8 +91,8 @@ def test_the_same_key_gives_the_same_job_and_another_payload_is_a_conflict(cli: 
 
 def test_a_full_queue_says_when_to_try_again(cli: Cli, queue_url: str) -> None:
     full = f"{queue_url}&max_depth=1"
-    assert cli("submit", "chat", "--to", full).code == 0
-    said = cli("submit", "chat", "--to", full, "--json")
+    assert cli("submit", "chat", "--queue", full).code == 0
+    said = cli("submit", "chat", "--queue", full, "--json")
     assert said.code == 1
     problem = json.loads(said.err)
     assert problem["code"] == "queue_full"
@@ -121,7 +121,7 @@ def test_a_failed_job_is_exit_code_6_with_its_reason(cli: Cli, start: Start, app
     said = cli("submit", "plan", "--wait", "--timeout", "30", "--json")
     assert said.code == 6
     problem = json.loads(said.err.splitlines()[-1])
-    assert (problem["exit_code"], problem["state"]) == (6, "error")
+    assert (problem["state"], problem["own_state"]) == ("failed", "error")
     assert "no plan today" in problem["detail"]
     assert cli("watch", problem["job_id"]).code == 6
 
@@ -130,7 +130,7 @@ def test_a_job_that_takes_too_long_is_exit_code_7_and_goes_on(cli: Cli) -> None:
     said = cli("submit", "chat", "--wait", "--timeout", "0.3")
     assert said.code == 7
     assert "`tenure watch" in said.err
-    assert cli("ls", "--json").lines[0]["state"] == "queued"
+    assert cli("ls", "--json").lines[0]["state"] == "waiting"
 
 
 def test_ls_filters_and_pages_without_gap_or_repeat(cli: Cli) -> None:
@@ -202,7 +202,8 @@ def test_queues_counts_what_waits(cli: Cli) -> None:
     for _ in range(3):
         cli("submit", "chat")
     counts = cli("queues", "--json").lines[0]
-    assert (counts["states"]["queued"], counts["totals"]["submitted"]) == (3, 3)
+    assert (counts["states"]["waiting"], counts["own_states"]["queued"]) == (3, 3)
+    assert counts["totals"]["submitted"] == 3
     assert counts["oldest_waiting_ms"] >= 0
 
 
@@ -226,7 +227,7 @@ def test_whoever_waits_for_a_job_outlasts_a_restart_of_its_store(
         following.heard("queued")
         server.kill()
         server.start()
-        start("worker", str(app), "--from", url)
+        start("worker", str(app), "--queue", url)
         assert (waiting.ended(), waiting.out) == (0, ['{"said":"hi"}'])
         assert following.ended() == 0
         assert "done" in following.words

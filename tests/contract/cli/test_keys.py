@@ -98,12 +98,12 @@ def _answers(port: int) -> bool:
 def test_a_burst_worker_without_a_key_ends_with_an_error(
     start: Start, free_port: int, tmp_path: Path
 ) -> None:
-    serves = ["gateway", "--port", str(free_port), "--from", "plane+sqlite:///plane.db"]
+    serves = ["gateway", "--port", str(free_port), "--queue", "plane+sqlite:///plane.db"]
     plane = start(*serves, "--require-key")
     plane.heard("gateway_ready")
     (tmp_path / "app.py").write_text('from tenure import task\n\n\n@task("t")\ndef t(job): ...\n')
     url = f"plane+http://127.0.0.1:{free_port}"
-    worker = start("worker", "app.py", "--burst", "--from", url)
+    worker = start("worker", "app.py", "--burst", "--queue", url)
     assert worker.ended() == 1
     assert "401" in worker.words
     assert "Traceback" not in worker.words

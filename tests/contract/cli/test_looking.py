@@ -24,6 +24,7 @@ from tenure.core.seam import Query
 from tenure.store.embedded import EmbeddedPostgres
 from tenure.store.postgres import Postgres
 from tenure.store.redis import Redis
+from tenure.sync import Client
 from tests.contract.cli.conftest import Cli
 from tests.contract.stages import Staffing
 
@@ -78,14 +79,16 @@ def test_workers_are_listed_with_what_they_hold(cli: Cli, queue_url: str, mail_u
             assert isinstance(queue, Staffing)
             queue.slots = 4
             await queue.upkeep()
-            return await asyncio.to_thread(cli, "workers", queue_url, mail_url, "--json")
+            return await asyncio.to_thread(
+                cli, "workers", "-q", queue_url, "-q", mail_url, "--json"
+            )
         finally:
             await queue.close()
 
     (worker,) = [line for line in asyncio.run(hold()).lines if line["worker_id"] == "w-9"]
     assert [job["task"] for job in worker["jobs"]] == ["send"]
     assert worker["slots"] == 4
-    assert "no worker" in cli("workers", queue_url).err
+    assert "no worker" in cli("workers", "-q", queue_url).err
 
 
 def test_dead_letters_are_grouped_and_a_class_is_sent_back(cli: Cli, mail_url: str) -> None:
@@ -93,26 +96,26 @@ def test_dead_letters_are_grouped_and_a_class_is_sent_back(cli: Cli, mail_url: s
     fail_all(mail_url, "Timeout")
     submit(mail_url, NewJob(task="other", payload=b"{}"))
     fail_all(mail_url, "KeyError")
-    groups = cli("dead", mail_url, "--json").lines
+    groups = cli("dead", "-q", mail_url, "--json").lines
     assert [(group["error_class"], group["jobs"]) for group in groups] == [
         ("Timeout", 5), ("KeyError", 1),
     ]  # fmt: skip
-    done = cli("dead", mail_url, "--retry", "Timeout", "--json")
+    done = cli("dead", "-q", mail_url, "--retry", "Timeout", "--json")
     assert (done.code, done.lines[0]["answers"]) == (0, {"ok": 5})
     states = sorted(job.state for job in jobs_of(mail_url))
     assert states == ["failed", *["waiting"] * 5]
-    assert cli("dead", mail_url, "--remove", "KeyError").code == 0
-    assert "no job has failed" in cli("dead", mail_url).err
+    assert cli("dead", "-q", mail_url, "--remove", "KeyError").code == 0
+    assert "no job has failed" in cli("dead", "-q", mail_url).err
 
 
 def test_top_shows_every_queue_once_for_people_and_programs(
     cli: Cli, queue_url: str, mail_url: str
 ) -> None:
     submit(queue_url, *[NewJob(task="chat", payload=b"{}") for _ in range(3)])
-    (seen,) = cli("top", queue_url, mail_url, "--once", "--json").lines
-    assert seen["queues"][0]["kinds"]["waiting"] == 3
+    (seen,) = cli("top", "-q", queue_url, "-q", mail_url, "--once", "--json").lines
+    assert seen["queues"][0]["states"]["waiting"] == 3
     assert seen["queues"][0]["figures"]["submitted"] == 3
-    text = cli("top", queue_url, mail_url, "--once").out
+    text = cli("top", "-q", queue_url, "-q", mail_url, "--once").out
     assert "streams" in text
     assert "bullmq:mail" in text
 
@@ -122,14 +125,14 @@ def test_a_bridge_carries_everything_that_waits_once(
 ) -> None:
     ids = submit(mail_url, *[NewJob(task="chat", payload=b'{"n":%d}' % n) for n in range(250)])
     (late,) = submit(mail_url, NewJob(task="chat", payload=b"{}", delay_ms=3_600_000))
-    done = cli("bridge", mail_url, queue_url, "--json")
+    done = cli("bridge", "-q", mail_url, "--to", queue_url, "--json")
     assert (done.code, done.lines[0]["moved"]) == (0, 251)
     arrived = {job.job_id: job for job in jobs_of(queue_url)}
     assert arrived.keys() == {moved_id(mail_url, job_id) for job_id in (*ids, late)}
     assert arrived[moved_id(mail_url, ids[7])].payload == b'{"n":7}'
     assert arrived[moved_id(mail_url, late)].due_ms > time.time() * 1000 + 3_500_000
     assert jobs_of(mail_url) == []
-    assert cli("bridge", mail_url, queue_url, "--json").lines[0]["moved"] == 0
+    assert cli("bridge", "-q", mail_url, "--to", queue_url, "--json").lines[0]["moved"] == 0
 
 
 def test_a_bridge_that_broke_between_storing_and_settling_makes_no_second_job(
@@ -178,7 +181,7 @@ def test_a_bridge_refuses_while_workers_serve_the_old_queue(
         queue = open_queue(queue_url, worker_id="w1")
         try:
             await queue.claim(1, wait_ms=10)
-            return await asyncio.to_thread(cli, "bridge", queue_url, mail_url)
+            return await asyncio.to_thread(cli, "bridge", "-q", queue_url, "--to", mail_url)
         finally:
             await queue.close()
 
@@ -194,7 +197,7 @@ def test_init_writes_a_project_whose_handler_runs(cli: Cli, queue_url: str, tmp_
     (job_id,) = submit(queue_url, NewJob(task="greet", payload=b'{"name":"Ada"}'))
     command = [sys.executable, "-m", "tenure.cli", "worker", "handlers.py", "--burst"]
     subprocess.run(
-        [*command, "--from", queue_url], cwd=folder, check=True, timeout=60, capture_output=True
+        [*command, "--queue", queue_url], cwd=folder, check=True, timeout=60, capture_output=True
     )
     (job,) = jobs_of(queue_url)
     assert (job.job_id, json.loads(job.result)) == (job_id, {"text": "Hello, Ada!"})
@@ -230,7 +233,7 @@ def test_the_shell_is_told_commands_and_options() -> None:
 
 
 def test_top_ends_quietly_on_ctrl_c(queue_url: str) -> None:
-    command = [sys.executable, "-m", "tenure.cli", "top", queue_url, "--interval", "0.2"]
+    command = [sys.executable, "-m", "tenure.cli", "top", "-q", queue_url, "--interval", "0.2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "tenure top" in process.stdout.readline()
@@ -240,7 +243,9 @@ def test_top_ends_quietly_on_ctrl_c(queue_url: str) -> None:
 
 
 def test_check_says_which_clauses_a_live_store_keeps(cli: Cli, redis_url: str) -> None:
-    done = cli("check", f"streams+{redis_url}", "--only", "test_pause or test_retry", "--json")
+    done = cli(
+        "check", "-q", f"streams+{redis_url}", "--only", "test_pause or test_retry", "--json"
+    )
     assert done.code == 0, done.err
     verdicts = {line["clause"]: line["verdict"] for line in done.lines}
     assert verdicts["M-10"] == "held"
@@ -252,7 +257,7 @@ async def test_check_leaves_nothing_behind_in_redis(
     cli: Cli, redis_url: str, contract: str
 ) -> None:
     query = "" if contract == "streams" else "?queue=mine"
-    words = ("check", f"{contract}+{redis_url}{query}", "--only", "test_pause", "--json")
+    words = ("check", "-q", f"{contract}+{redis_url}{query}", "--only", "test_pause", "--json")
     done = await asyncio.to_thread(cli, *words)
     assert done.code == 0, done.err
     redis = Redis(redis_url)
@@ -265,7 +270,7 @@ async def test_check_leaves_nothing_behind_in_postgresql(cli: Cli, contract: str
     server = EmbeddedPostgres()
     url = await asyncio.to_thread(server.start)
     try:
-        words = ("check", f"{contract}+{url}", "--only", "test_pause", "--json")
+        words = ("check", "-q", f"{contract}+{url}", "--only", "test_pause", "--json")
         done = await asyncio.to_thread(cli, *words)
         assert done.code == 0, done.err
         database = Postgres(url, schema="public")
@@ -290,12 +295,14 @@ async def test_check_leaves_nothing_behind_in_postgresql(cli: Cli, contract: str
 def test_check_of_a_store_that_is_not_there_judges_nothing(
     cli: Cli, url: str, code: int, told: str
 ) -> None:
-    said = cli("check", url)
+    said = cli("check", "-q", url)
     assert (said.code, said.out, told in said.err) == (code, "", True), said.err
 
 
 def test_check_of_a_file_runs_beside_it_and_on_no_other_store(cli: Cli, tmp_path: Path) -> None:
-    done = cli("check", f"plane+sqlite:///{tmp_path}/jobs.db", "--only", "test_pause", "--json")
+    done = cli(
+        "check", "-q", f"plane+sqlite:///{tmp_path}/jobs.db", "--only", "test_pause", "--json"
+    )
     assert done.code == 0, done.err
     told = {line["clause"]: (line["verdict"], line["tests"]) for line in done.lines}
     assert told["M-10"] == ("held", 4)
@@ -310,3 +317,23 @@ def test_check_finds_a_store_that_does_not_keep_a_clause() -> None:
     assert (verdicts["M-10"].verdict, verdicts["M-10"].failed) == ("broken", ("b",))
     assert verdicts["M-2"].verdict == "broken"
     assert verdicts["M-1"].verdict == "not asked"
+
+
+def test_schedules_are_listed_and_removed(cli: Cli, queue_url: str) -> None:
+    with Client(queue_url) as client:
+        made = client.schedule("report", {"days": 7}, cron="0 3 * * *", tz="Europe/Berlin")
+        client.schedule("tidy", every_s=600)
+    tidy, report = cli("schedules", "--json").lines
+    assert (tidy["name"], tidy["every_ms"], tidy["next_ms"] > 0) == ("tidy", 600_000, True)
+    assert (report["task"], report["payload"]) == ("report", {"days": 7})
+    assert (report["cron"], report["tz"], report["next_ms"]) == (
+        "0 3 * * *", "Europe/Berlin", made.next_ms,
+    )  # fmt: skip
+    shown = cli("schedules").out
+    assert "every 600 s" in shown
+    assert "0 3 * * * Europe/Berlin" in shown
+    assert cli("schedules", "--remove", "tidy").code == 0
+    gone = cli("schedules", "--remove", "tidy")
+    assert gone.code != 0
+    assert "there is no schedule 'tidy'" in gone.err
+    assert [each["name"] for each in cli("schedules", "--json").lines] == ["report"]

@@ -93,7 +93,7 @@ def test_the_data_of_up_are_private_with_an_open_umask(up: Up) -> None:
 def test_other_commands_of_the_same_user_find_the_store_and_show_no_password(up: Up) -> None:
     job_id = up.call("submit", "chat", "-d", '{"prompt": "hi"}')[0]["job_id"]
     assert up.call("inspect", job_id)[0]["job_id"] == job_id
-    shown = [row["queue"] for row in up.call("queues")]
+    shown = [row["url"] for row in up.call("queues")]
     assert shown[0].startswith("streams+redis://:***@127.0.0.1:")
     # What was shown can be copied: the words of the user's own commands are completed here.
     assert job_id in {job["job_id"] for job in up.call("ls", "--queue", shown[0])}
@@ -129,7 +129,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_a_file_is_not(
     up: Up, tmp_path: Path
 ) -> None:
     url = announced(up)["queue_url"]
-    warned = Program(["queues", url], tmp_path, {})
+    warned = Program(["queues", "-q", url], tmp_path, {})
     assert warned.ended() == 0
     assert "every user of this machine can read a password" in warned.words
     assert str(urlsplit(url).password) not in warned.words

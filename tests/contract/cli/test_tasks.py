@@ -45,7 +45,7 @@ def test_a_payload_that_does_not_fit_fails_at_once_with_what_would(cli: Cli, sta
         shown = cli("ls", "--json").lines[0]
     assert said.code == 6
     assert "unknown field `promt` (fields: prompt, messages" in said.err
-    assert (shown["state"], shown["attempt"]) == ("error", 1)
+    assert (shown["state"], shown["own_state"], shown["attempt"]) == ("failed", "error", 1)
     assert script.asked == []
 
 

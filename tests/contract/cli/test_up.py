@@ -99,9 +99,9 @@ def test_no_samples_serves_what_an_earlier_version_left_and_feeds_nothing(
     earlier.touch(mode=0o600)  # made, and not migrated
     up = Up(tmp_path, free_port, "--no-samples")
     try:
-        number, name, *_ = known("sqlite")[-1]
-        assert f"schema brought up to date ({number:04}_{name})" in up.program.words
-        url = up.call("queues")[1]["queue"]
+        done = ", ".join(f"{number:04}_{name}" for number, name, *_ in known("sqlite"))
+        assert f"schema brought up to date ({done})" in up.program.words
+        url = up.call("queues")[1]["url"]
         args = ["submit", "video-generation", "-d", "{}", "--queue", url, "--json"]
         asked = Program([*args, "--wait", "--timeout", "30"], tmp_path, {})
         asked.ended()
@@ -217,7 +217,7 @@ def test_a_named_redis_is_used_and_left_running(
         assert program.ended() == 0
     finally:
         program.kill()
-    ping = Program(["queues", f"streams+{redis_url}"], tmp_path, {})
+    ping = Program(["queues", "-q", f"streams+{redis_url}"], tmp_path, {})
     assert ping.ended() == 0
 
 
@@ -239,7 +239,7 @@ def test_nothing_outlives_an_up_that_is_killed(up: Up) -> None:
 
 def test_the_worker_goes_on_when_somebody_makes_an_api_key(up: Up) -> None:
     def done() -> int:
-        (plane,) = [each for each in up.call("queues") if each["queue"].startswith("plane+")]
+        (plane,) = [each for each in up.call("queues") if each["url"].startswith("plane+")]
         return int(plane["totals"].get("SUCCEEDED", 0))
 
     key = up.folder / ".tenure" / "worker.key"
@@ -258,12 +258,12 @@ def test_with_a_postgres_the_sql_contracts_keep_their_jobs_there(
     up = Up(tmp_path, free_port, "--no-node", "--postgres", url)
     try:
         up.program.heard("schema brought up to date")
-        where = {row["queue"].partition("+")[0]: row["queue"] for row in up.call("queues")}
+        where = {row["url"].partition("+")[0]: row["url"] for row in up.call("queues")}
         for contract in ("inbox", "plane"):
             assert where[contract].startswith(f"{contract}+postgres")
         wait_until(lambda: up.worked("plane"))
-        counted = {row["queue"]: row["states"] for row in up.call("queues")}
-        assert counted[where["plane"]]["SUCCEEDED"]
+        counted = {row["url"]: row["states"] for row in up.call("queues")}
+        assert counted[where["plane"]]["done"]
         assert not list((tmp_path / ".tenure").glob("*.db"))
     finally:
         up.program.kill()

@@ -33,7 +33,7 @@ def test_a_bullmq_queue_is_fed_by_us_and_worked_by_the_same_worker_without_node(
 
 
 def test_an_omniq_queue_with_groups_is_fed_and_worked_by_the_same_worker(up: Up) -> None:
-    url = up.call("queues")[2]["queue"]
+    url = up.call("queues")[2]["url"]
     assert url.startswith("omniq+")
     wait_until(lambda: up.worked("omniq") >= 2)
     letters = up.call("ls", "--queue", url, "--state", "completed", "--limit", "500")
@@ -43,14 +43,14 @@ def test_an_omniq_queue_with_groups_is_fed_and_worked_by_the_same_worker(up: Up)
 
 def test_the_gateway_is_a_plane_whose_jobs_are_worked_over_http(up: Up) -> None:
     wait_until(lambda: up.worked("plane") >= 2, within_s=60)
-    (plane,) = [each for each in up.call("queues") if each["queue"].startswith("plane+")]
+    (plane,) = [each for each in up.call("queues") if each["url"].startswith("plane+")]
     assert plane["totals"]["SUCCEEDED"] >= 2
 
 
 def test_a_transcode_succeeds_and_its_webhooks_arrive_verified(up: Up) -> None:
     ring = up.folder / ".tenure" / "vault.keys"
     assert ring.stat().st_mode & 0o777 == 0o600
-    url = next(each["queue"] for each in up.call("queues") if each["queue"].startswith("inbox+"))
+    url = next(each["url"] for each in up.call("queues") if each["url"].startswith("inbox+"))
     wait_until(lambda: up.worked("inbox"), within_s=60)
     sample = up.call("ls", "--queue", url, "--state", "succeeded")[-1]["job_id"]
     wait_until(lambda: up.webhooks(sample)[-1:] == ["succeeded"])

@@ -13,6 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tenure.core.job import NewJob
@@ -133,11 +134,11 @@ def test_a_lease_time_and_several_queues_can_be_given(
 ) -> None:
     other = queue_url.replace("namespace=", "namespace=o")
     worker = start(
-        "worker", app(tmp_path), "--from", queue_url, "--from", other, "--lease-ms", "3000"
+        "worker", app(tmp_path), "--queue", queue_url, "--queue", other, "--lease-ms", "3000"
     )
     worker.heard("worker starts")
     for url in (queue_url, other):
-        assert cli("submit", "embed", "--to", url, "--wait", "--timeout", "30").code == 0
+        assert cli("submit", "embed", "--queue", url, "--wait", "--timeout", "30").code == 0
     job_id = cli("submit", "chat", "-d", '{"seconds": 2}').out.strip()
     wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["state"] == "running")
     job = cli("inspect", job_id, "--json").lines[0]
@@ -231,3 +232,145 @@ def put_in(url: str, job: NewJob) -> None:
             await queue.close()
 
     asyncio.run(put())
+
+
+def answer(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_health_is_served_beside_the_metrics_on_the_address_that_was_chosen(
+    cli: Cli, start: Start, tmp_path: Path, free_port: int
+) -> None:
+    command = ("worker", app(tmp_path), "--metrics-host", "127.0.0.2")
+    worker = start(*command, "--metrics-port", str(free_port))
+    worker.heard("worker starts")
+
+    def ready() -> bool:
+        return answer(free_port, "/readyz", "127.0.0.2")[0] == 200
+
+    wait_until(ready)
+    assert cli("submit", "embed", "--wait", "--timeout", "30").code == 0
+    status, body = answer(free_port, "/livez", "127.0.0.2")
+    health = json.loads(body)
+    assert (status, health["slots_used"], health["slots_total"]) == (200, 0, 100)
+    assert health["stores"] == {"streams": True}
+    status, page = answer(free_port, "/metrics", "127.0.0.2")
+    assert status == 200
+    assert re.search(r'jobs_finished_total\{.*queue="streams".*\} 1', page)
+    assert "tenure_slots_used 0.0" in page
+    assert answer(free_port, "/", "127.0.0.2")[0] == 404
+    with pytest.raises(ConnectionRefusedError):
+        answer(free_port, "/livez")
+
+
+def test_a_worker_that_drains_is_live_but_not_ready(
+    cli: Cli, start: Start, tmp_path: Path, free_port: int
+) -> None:
+    worker = start("worker", app(tmp_path), "--metrics-port", str(free_port))
+    job_id = cli("submit", "chat", "-d", '{"seconds": 3}').out.strip()
+    wait_until(lambda: cli("inspect", job_id, "--json").lines[0]["progress"] is not None)
+    assert answer(free_port, "/readyz")[0] == 200
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: answer(free_port, "/readyz")[0] == 503)
+    status, body = answer(free_port, "/livez")
+    health = json.loads(body)
+    assert (status, health["state"], health["slots_used"]) == (200, "draining", 1)
+    assert worker.ended() == 0
+
+
+RELOADED = """
+from tenure import task
+
+@task("greet")
+async def greet(job):
+    return "{}"
+"""
+
+
+def test_a_worker_starts_again_when_its_code_changes_and_survives_broken_code(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    def greeted() -> str:
+        return cli("submit", "greet", "--wait", "--timeout", "30", "--json").out
+
+    code = tmp_path / "app.py"
+    code.write_text(RELOADED.format("first"))
+    worker = start("worker", "app.py", "--reload", "--concurrency", "3")
+    worker.heard("worker starts")
+    assert "first" in greeted()
+    code.write_text("this is no Python")
+    worker.heard("app.py changed: starting the worker again")
+    worker.heard("SyntaxError")
+    code.write_text(RELOADED.format("second"))
+    worker.heard("worker starts", count=2)
+    assert "second" in greeted()
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+
+
+WITH_STATE = """
+from contextlib import asynccontextmanager
+from tenure import task
+
+@asynccontextmanager
+async def models():
+    yield "loaded"
+
+async def shout(attempt, call_next):
+    return (await call_next(attempt)).upper()
+
+@task("state")
+async def state(job):
+    return job.state
+"""
+
+
+def test_lifespan_and_middleware_are_named_on_the_command_line(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(WITH_STATE)
+    worker = start("worker", "app.py", "--lifespan", "app:models", "--middleware", "app:shout")
+    worker.heard("worker starts")
+    assert "LOADED" in cli("submit", "state", "--wait", "--timeout", "30", "--json").out
+    wrong = start("worker", "app.py", "--lifespan", "app:modles")
+    assert wrong.ended() == 2
+    assert "such as app:lifespan" in wrong.words
+
+
+TALKS_BY_LOGGING = """
+import logging
+SET_UP
+from tenure import task
+
+@task("talk")
+def talk(job):
+    logging.getLogger("library").info("deep inside")
+    raise ValueError("broken")
+"""
+
+
+def test_a_handler_may_use_logging_and_an_application_may_set_it_up(
+    cli: Cli, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "talks.py").write_text(TALKS_BY_LOGGING.replace("SET_UP", ""))
+    worker = start("worker", "talks.py")
+    job_id = cli("submit", "talk").out.strip()
+    line = json.loads(worker.heard("deep inside"))
+    assert (line["job_id"], line["logger"], line["level"]) == (job_id, "library", "info")
+    failed = json.loads(worker.heard("job failed"))
+    assert (failed["job_id"], failed["queue"]) == (job_id, "streams")
+    assert "ValueError: broken" in failed["exception"]
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+    own = 'logging.basicConfig(level="INFO", format="OWN %(message)s")'
+    (tmp_path / "talks.py").write_text(TALKS_BY_LOGGING.replace("SET_UP", own))
+    worker = start("worker", "talks.py")
+    cli("submit", "talk")
+    assert worker.heard("deep inside") == "OWN deep inside"
+    assert worker.heard("job failed").startswith("OWN job failed: talk ")

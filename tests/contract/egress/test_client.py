@@ -68,6 +68,15 @@ async def test_only_the_agreed_bytes_of_an_answer_are_read() -> None:
 
 
 @pytest.mark.clause("I-53")
+async def test_a_peer_that_only_says_continue_is_given_up(client: Client) -> None:
+    async with scripted(lambda head, body: b"HTTP/1.1 100 Continue\r\n\r\n" * 10 + OK) as server:
+        assert (await client.send("GET", url(server))).body == b"ok"
+    async with scripted(lambda head, body: b"HTTP/1.1 100 Continue\r\n\r\n" * 11) as server:
+        with pytest.raises(TooLarge, match="goes on with informational responses"):
+            await client.send("GET", url(server))
+
+
+@pytest.mark.clause("I-53")
 async def test_a_peer_that_never_answers_is_given_up_at_the_deadline(client: Client) -> None:
     async with scripted(lambda head, body: b"") as server:
         with pytest.raises(Unreachable, match=r"took longer than 0\.2 s"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import socket
+import struct
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -232,11 +234,41 @@ async def test_the_proxy_serves_only_who_knows_its_password() -> None:
     assert bird.hits == 2
 
 
-async def asks(proxy: GuardedProxy, line: str, password: str = "") -> int:
+async def test_the_proxy_adds_nothing_to_an_answer_that_breaks_off() -> None:
+    begun, was_read = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nx", asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(begun)
+        await was_read.wait()
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # closes with a reset
+        writer.transport.abort()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with GuardedProxy(Guard(Policy(allow=("127.0.0.1/32",)))) as proxy:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await connect(proxy, f"GET http://127.0.0.1:{port}/")
+        assert await reader.readexactly(len(begun)) == begun
+        was_read.set()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+    server.close()
+
+
+async def connect(
+    proxy: GuardedProxy, line: str, password: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     at = urlsplit(proxy.url)
     word = base64.b64encode(f"{at.username}:{password or at.password}".encode()).decode()
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
     writer.write(f"{line} HTTP/1.1\r\nProxy-Authorization: Basic {word}\r\n\r\n".encode())
+    return reader, writer
+
+
+async def asks(proxy: GuardedProxy, line: str, password: str = "") -> int:
+    reader, writer = await connect(proxy, line, password)
     answer = await asyncio.wait_for(reader.readline(), 10)
     writer.close()
     return int(answer.split()[1])

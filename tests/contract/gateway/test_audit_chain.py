@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -58,8 +59,8 @@ class Shelf:
     async def links(self) -> list[Link]:
         return [link async for link in self.log().links()]
 
-    async def verified(self, head: str = "") -> ChainCheck:
-        return verify(await self.links(), head=head)
+    async def verified(self, head: str = "", keep: int = 10_000) -> ChainCheck:
+        return verify(await self.links(), head=head, keep=keep)
 
     async def rows(self) -> list[Row]:
         return [
@@ -214,21 +215,37 @@ async def test_gateways_that_write_at_once_make_one_chain(shelf: Shelf) -> None:
 async def test_pruning_leaves_a_checkpoint_in_the_chain(shelf: Shelf) -> None:
     first, second = shelf.log(keep=20), shelf.log(keep=20)
     written = [*await _filled(first, 40), *await _filled(second, 15), *await _filled(first, 15)]
-    found = await shelf.verified(written[-1].hash)
+    found = await shelf.verified(written[-1].hash, keep=20)
     assert not found.problem
     assert 20 <= found.entries <= 23
     links = await shelf.links()
-    assert not (await shelf.verified(links[0].prev)).problem, "the last one pruned is known"
-    assert "pruned" in (await shelf.verified(written[0].hash)).problem
+    known = await shelf.verified(links[0].prev, keep=20)
+    assert not known.problem, "the last one pruned is known"
+    assert "pruned" in (await shelf.verified(written[0].hash, keep=20)).problem
     await shelf.rewrite((await shelf.rows())[1:])
-    found = await shelf.verified()
+    found = await shelf.verified(keep=20)
     assert (found.at, "removed" in found.problem) == (links[0].seq, True)
+
+
+async def test_a_forged_pruning_hides_no_entry_that_gateways_would_have_kept(shelf: Shelf) -> None:
+    written = await _filled(shelf.log(), 30)
+    kept, last = (await shelf.rows())[10:], written[-1]
+    claim = {"ts_ms": 1, "who": "tenure", "action": "prune audit log"}
+    claim["outcome"] = f"through 10 {written[9].hash}"
+    text = msgspec.json.encode(claim)
+    forged = {"number": 31, "prev": last.hash, "hash": digest(31, last.hash, text), "entry": text}
+    await shelf.rewrite([*kept, forged])
+    for head in ("", last.hash):
+        found = await shelf.verified(head, keep=21)
+        assert found.at == 1
+        assert found.problem.startswith("entry 1 to 10 was removed; entry 31 calls that pruning")
+    assert not (await shelf.verified(last.hash, keep=20)).problem, "this is what a gateway does"
 
 
 async def test_gateways_that_prune_at_once_keep_as_many_as_they_should(shelf: Shelf) -> None:
     logs = [shelf.log(keep=20) for _ in range(3)]
     await asyncio.gather(*(_filled(log, 40) for log in logs))
-    found = await shelf.verified()
+    found = await shelf.verified(keep=20)
     assert not found.problem
     assert 20 <= found.entries <= 23
     assert sum(link.read().action.startswith("a") for link in await shelf.links()) >= 12

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tenure.core.outcome import VERDICT_NAMES
 from tenure.worker.events import Metrics
 from tests.contract.gateway.conftest import Site
 
@@ -28,7 +29,7 @@ def worker_page() -> str:
     metrics = Metrics(registry, lambda: (1, 2))
     tally = metrics.tally("q", "t")
     tally.started, tally.retried, tally.lost = 3, 1, 1
-    tally.finished = {"complete": 2, "bury": 1}
+    tally.finished = dict.fromkeys(VERDICT_NAMES.values(), 1)
     tally.wait.observe(0.02)
     tally.run.observe(0.5)
     return generate_latest(registry).decode()
@@ -91,6 +92,18 @@ async def test_every_panel_of_the_board_asks_for_a_metric_that_there_is(
     }
     assert asked - there == set()
     assert len(asked) >= 12
+
+
+def test_the_board_asks_for_outcomes_that_there_are() -> None:
+    asked = {
+        outcome
+        for panel in BOARD["panels"]
+        for target in panel["targets"]
+        for outcomes in re.findall(r'outcome=~?"([^"]+)"', target["expr"])
+        for outcome in outcomes.split("|")
+    }
+    assert asked
+    assert asked <= set(VERDICT_NAMES.values())
 
 
 def test_the_board_can_be_imported_into_any_grafana() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from tenure import Client
 from tenure.cli.monitor import open_queues
 from tenure.core.job import NewJob
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.portable import state_of
 from tenure.core.redaction import Redaction
 from tenure.core.registry import contract_names, open_queue
 from tenure.dashboard.finder import JobFinder
-from tenure.dashboard.queues import kind_of
 from tenure.dashboard.views import overdue
 from tenure.dashboard.watch import JournalWatch
 from tenure.gateway.keyrings import open_keyring
@@ -97,7 +98,7 @@ async def test_one_job_is_read_with_its_secrets_masked(place: Place) -> None:
     (job_id,) = await place.submit(1, payload=b'{"token":"t-1","n":1}')
     job = (await place.web.get(f"/api/queues/{place.name}/jobs/{job_id}")).json
     assert job["payload"] == {"token": "•••", "n": 1}
-    assert job["kind"] == "waiting"
+    assert job["state"] == "waiting"
     events = (await place.web.get(f"/api/queues/{place.name}/jobs/{job_id}/events")).json
     assert events["events"][0]["ts_ms"] > 0
 
@@ -157,7 +158,7 @@ async def test_an_action_is_refused_when_more_jobs_match_than_were_seen(place: P
     refused = await place.web.post("/api/bulk", body)
     assert refused.status == 409
     assert "3 jobs match by now" in refused.json["detail"]
-    assert all(job["kind"] == "waiting" for job in await place.find(""))
+    assert all(job["state"] == "waiting" for job in await place.find(""))
 
 
 @pytest.mark.clause("I-44")
@@ -197,6 +198,18 @@ async def test_workers_are_seen_with_what_they_hold(place: Place) -> None:
         await queue.close()
     held = [(worker["worker_id"], [job["task"] for job in worker["jobs"]]) for worker in workers]
     assert ("w-7", ["a"]) in held
+
+
+async def test_schedules_are_listed_and_shown(place: Place) -> None:
+    async with Client(served_url(place.stage)) as client:
+        made = await client.schedule("report", {"key": "unseen"}, cron="0 3 * * *", name="nightly")
+    (shown,) = (await place.web.get("/api/schedules")).json["schedules"]
+    assert (shown["name"], shown["task"], shown["times"]) == ("nightly", "report", "0 3 * * *")
+    assert (shown["queue"], shown["next_ms"], shown["tz"]) == (place.name, made.next_ms, "UTC")
+    page = (await place.web.get("/queues")).body.decode()
+    assert "nightly" in page
+    assert "0 3 * * *" in page
+    assert "unseen" not in page
 
 
 async def test_figures_follow_the_journal(place: Place) -> None:
@@ -301,7 +314,9 @@ async def test_the_pulse_tells_what_moved_and_ends_when_the_gateway_goes(site: S
             elif event.name == "tick" and ["streams", job_id] in event.json["moved"]:
                 running.gateway.drain()
     assert names[0] == "series"
-    assert kind_of((await site.ledger.get(job_id)).state) == "waiting"  # type: ignore[union-attr]
+    job = await site.ledger.get(job_id)
+    assert job is not None
+    assert state_of(job) == "waiting"
 
 
 async def test_the_overview_warns_of_a_queue_without_workers_and_a_store_that_forgets(
@@ -407,7 +422,7 @@ async def test_events_of_an_outbox_are_listed_and_sent_again_by_whoever_may(
         sees, acts = (Web(running.url, {"x-api-key": texts[who]}) for who in ("observe", "admin"))
         assert (await sees.get("/api/outboxes")).json == {"queues": ["inbox"]}
         (event,) = (await sees.get(f"{path}?kind=failed")).json["events"]
-        assert (event["event_id"], event["kind"], event["answer"]) == (
+        assert (event["event_id"], event["state"], event["answer"]) == (
             event_id, "failed", "410 Gone",
         )  # fmt: skip
         assert event["to"] == "https://hooks.example/jobs"

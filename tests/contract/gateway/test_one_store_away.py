@@ -36,7 +36,7 @@ class Half:
 
     async def start(self, *more: str) -> Web:
         port = self.web.url.rpartition(":")[2]
-        urls = ("--from", self.streams, "--from", self.plane)
+        urls = ("--queue", self.streams, "--queue", self.plane)
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenure.cli", "gateway", "--port", port, *urls, *more),
             env=os.environ | {"TENURE_LOG_LEVEL": "error"},
@@ -64,12 +64,17 @@ async def half(tmp_path: Path) -> AsyncGenerator[Half]:
 
 
 async def test_an_absent_redis_does_not_take_the_plane_beside_it_down(half: Half) -> None:
+    ring = open_keyring(half.plane)
+    _, text = await ring.create(SCOPES, "operator")
+    await ring.close()
     web = await half.start()
-    made = await web.post("/v1/plane/jobs", JOB)
+    keyed = {"authorization": f"Bearer {text}"}
+    made = await web.post("/v1/plane/jobs", JOB, **keyed)
     assert made.status in (200, 201, 202), made
-    claimed = await web.post("/internal/worker/claim", CLAIM)
+    claimed = await web.post("/internal/worker/claim", CLAIM, **keyed)
     assert claimed.json["claimed"], claimed
-    is_problem(await web.post("/v1/jobs", {"task": "chat", "payload": {}}), 503, "store_away")
+    chat = await web.post("/v1/jobs", {"task": "chat", "payload": {}}, **keyed)
+    is_problem(chat, 503, "store_away")
     ready = await web.get("/readyz")
     assert (ready.status, ready.json["status"]) == (200, "degraded")
     away = [name for name, said in ready.json["checks"].items() if said != "ok"]
@@ -97,13 +102,33 @@ async def test_pages_of_all_queues_show_what_the_stores_that_answer_have(half: H
 
 
 async def test_a_store_that_never_answered_does_not_count_as_one_without_keys(half: Half) -> None:
-    """What reaches all queues is closed; routes of the plane ask its own ring."""
+    """Keys of one store close the routes of all of them, so nothing is open but health."""
     web = await half.start()
-    assert (await web.post("/v1/plane/jobs", JOB)).status in (200, 201, 202)
+    for path in ("/livez", "/readyz"):
+        assert (await web.get(path)).status == 200, path
+    is_problem(await web.post("/v1/plane/jobs", JOB), 503, "store_away")
+    is_problem(await web.post("/internal/worker/claim", CLAIM), 503, "store_away")
     for path in ("/api/queues", "/api/jobs", "/api/workers"):
         is_problem(await web.get(path), 503, "store_away")
     is_problem(await web.post("/api/queues/plane/pause"), 503, "store_away")
     is_problem(await web.post("/v1/jobs", {"task": "chat", "payload": {}}), 503, "store_away")
+
+
+async def test_a_gateway_whose_stores_have_all_answered_once_is_open_without_keys(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedRedis(appendfsync="no")
+    await asyncio.to_thread(server.start)
+    streams, plane = f"streams+{server.url}", f"plane+sqlite:///{tmp_path}/plane.db"
+    try:
+        async with serving(GatewaySettings(queues=(streams, plane), port=0)) as running:
+            web = Web(running.url)
+            assert (await web.post("/v1/plane/jobs", JOB)).status in (200, 201, 202)
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(CACHE_S + 0.1)  # what was asked before is believed that long
+            assert (await web.post("/v1/plane/jobs", JOB)).status in (200, 201, 202)
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
 async def test_a_key_is_checked_in_the_store_that_keeps_it(half: Half) -> None:

@@ -41,7 +41,7 @@ async def test_queues_are_listed_with_their_depths(site: Site, web: Web) -> None
     await site.claim()
     [queue] = (await web.get("/api/queues")).json["queues"]
     assert queue["name"] == "streams"
-    assert queue["states"]["queued"] == 1
+    assert queue["states"]["waiting"] == queue["own_states"]["queued"] == 1
     assert queue["states"]["running"] == 1
     assert queue["states"]["done"] == 1
     assert queue["totals"]["submitted"] == 3
@@ -77,8 +77,9 @@ async def test_metrics_count_requests_clients_and_jobs(web: Web) -> None:
     }
     assert requests["POST", "/v1/jobs", "202"] == 1
     assert requests["GET", "other", "404"] == 1
-    depths = {s.labels["state"]: s.value for s in families["tenure_queue_depth"].samples}
-    assert depths["queued"] == 1
+    samples = families["tenure_queue_depth"].samples
+    depths = {(s.labels["state"], s.labels["own_state"]): s.value for s in samples}
+    assert depths["waiting", "queued"] == 1
     assert families["tenure_oldest_waiting_seconds"].samples[0].value >= 0
     assert families["tenure_store_up"].samples[0].value == 1
     assert "tenure_http_request_duration_seconds" in families

@@ -10,15 +10,16 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
+from tenure.core.encoding import sse_comment
 from tenure.core.errors import ReplyLost, StoreUnreachable
-from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted
+from tenure.core.job import JobEvent, JobRecord, NewJob, Submitted, position
 from tenure.core.journal import JournalEvent
 from tenure.gateway.feed import Feed
 from tenure.gateway.http.connections import CoalescingTransport
 from tenure.gateway.limits import FailedLogins, Quota, RateLimit, StreamLimit
 from tenure.gateway.operations import SubmitBatcher
 from tenure.gateway.problems import CODES, Problem
-from tenure.gateway.sse import HEARTBEAT, comment, frame, position
+from tenure.gateway.sse import GONE, HEARTBEAT, frame
 
 
 def job(name: str, size: int = 2) -> NewJob:
@@ -154,8 +155,14 @@ class Held:
         self.moved.clear()
         return [JournalEvent(seq="9", contract="x", queue="x", job_id="j", type="report", ts_ms=1)]
 
+    async def last(self) -> str:
+        return ""
+
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
         return []
+
+    def since(self, ts_ms: int) -> str:
+        return ""
 
     async def close(self) -> None:
         pass
@@ -203,6 +210,34 @@ async def test_a_client_that_catches_up_is_given_no_more_at_once_than_a_live_one
             if len(ids) == 40:
                 break
     assert ids == [b"%d" % n for n in range(1, 41)]
+
+
+class Replaced(Held):
+    """A store in which another job has the id, though the journal has not said so."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        return JobRecord(
+            job_id=job_id, contract="x", queue="x", task="t", state="queued", requester="second"
+        )
+
+
+async def test_events_of_another_job_with_the_same_id_reach_no_earlier_follower() -> None:
+    store = Replaced()
+    store.hold = False
+    feed = Feed(store, store, final=("done",), sweep_ms=600_000, heartbeat_ms=600_000)
+    feed.start()
+    live = feed.subscribe("j", "1-0", origin=("first", 0))
+    async with asyncio.timeout(5):
+        waiting = asyncio.create_task(live.next())
+        while not live.live:
+            await asyncio.sleep(0)
+        store.stored.append(JobEvent(event_id="2-0", type="progress", ts_ms=2))
+        store.moved.set()
+        assert await waiting == GONE
+        assert await feed.subscribe("j", "", origin=("first", 0)).next() == GONE
+        own = await feed.subscribe("j", "", origin=("second", 0)).next()
+        assert b"id: 2-0" in (own or b"")
+    await feed.close()
 
 
 class Away(Held):
@@ -298,7 +333,7 @@ def test_a_frame_is_always_four_lines_whatever_the_data(data: bytes) -> None:
     lines = frame(event).decode().split("\n")
     assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", "", ""]
     assert "\r" not in frame(event).decode()
-    assert comment("a\n\nb") == b": a  b\n\n"
+    assert sse_comment("a\n\nb") == b": a  b\n\n"
 
 
 def test_every_problem_code_has_a_status_and_a_sentence() -> None:

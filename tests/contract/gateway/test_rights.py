@@ -31,8 +31,8 @@ from tenure.core.registry import open_queue
 from tenure.dashboard.app import assets
 from tenure.dashboard.audit import AuditEntry
 from tenure.dashboard.search import parse
-from tenure.gateway.app import Gateway
-from tenure.gateway.http.dispatch import rights_of
+from tenure.gateway.application import Gateway
+from tenure.gateway.http.routes import rights_of
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
@@ -111,13 +111,25 @@ ASKED: dict[str, Ask] = {
     ),
     "GET /v1/plane/jobs/{job_id}": job("plane", path="/v1/plane/jobs/{}".format),
     "GET /v1/plane/jobs/{job_id}/events": job("plane", path="/v1/plane/jobs/{}/events".format),
+    "GET /v1/plane/jobs/{job_id}/history": job("plane", path="/v1/plane/jobs/{}/history".format),
+    "GET /v1/plane/news": Ask(foreign=False),
     "POST /v1/plane/jobs/{job_id}/cancel": job("plane", path="/v1/plane/jobs/{}/cancel".format),
     "POST /internal/worker/claim": worker(streams=["b"]),
     "POST /internal/worker/heartbeat": worker(leases=[HELD]),
     "POST /internal/worker/complete": worker(jobs=[HELD | {"result": 1}]),
     "POST /internal/worker/fail": worker(jobs=[HELD | {"error": {"code": "c", "message": "m"}}]),
     "POST /internal/worker/report": worker(reports=[HELD | {"step": "s"}]),
+    "POST /internal/worker/children": worker(**HELD),
     "POST /internal/worker/upkeep": worker(),
+    "GET /v1/plane/schedules": READ,
+    "PUT /v1/plane/schedules/{name}": Ask(
+        lambda it: "/v1/plane/schedules/nightly",
+        lambda it: {"task": "t", "payload": {}, "every_ms": 3_600_000, "stream": "b"},
+        foreign=False,
+    ),
+    "DELETE /v1/plane/schedules/{name}": Ask(
+        lambda it: "/v1/plane/schedules/nightly", foreign=False
+    ),
     "POST /transcode": Ask(body=lambda it: TRANSCODE, foreign=False),
     "GET /transcode/status": job("inbox", path="/transcode/status?job_id={}".format),
     "PUT /transcode/credentials": job(
@@ -137,6 +149,7 @@ ASKED: dict[str, Ask] = {
     "GET /api/jobs/count": READ,
     "GET /api/queues/{queue}/jobs/{job_id}": job("streams", path=JOB.format),
     "GET /api/queues/{queue}/jobs/{job_id}/events": job("streams", path=f"{JOB}/events".format),
+    "GET /api/schedules": READ,
     "GET /api/workers": READ,
     "GET /api/dead": READ,
     "GET /api/stats": READ,
@@ -321,7 +334,7 @@ def test_a_route_without_a_declared_right_keeps_the_gateway_from_starting() -> N
     async def page(request: Any) -> None: ...
 
     with pytest.raises(UsageError, match="declares no right"):
-        rights_of([Route("/new", page)], {"/": Right("observe", "all")})
+        rights_of([Route("/new", page)])
 
 
 async def test_every_mounted_route_is_walked_and_what_writes_says_so(town: Town) -> None:
@@ -399,7 +412,9 @@ async def test_a_tenant_adds_little_to_the_audit_log_by_acts_on_its_own_objects(
 
 async def test_every_route_that_reads_many_objects_has_the_places_of_searches(town: Town) -> None:
     """By the document: each GET whose answer has a list, and those that count jobs."""
-    few = ("/api/outboxes", "/v1/plane/jobs/{job_id}")  # the settings; the attempts of one job
+    # The settings; attempts and events of one job; a page of the journal, read once for all.
+    one, plans = "/v1/plane/jobs/{job_id}", "/v1/plane/schedules"
+    few = ("/api/outboxes", one, f"{one}/history", "/v1/plane/news", plans)
     counting = ["/metrics", "/api/autoscale/{queue}", "/api/jobs/count", "/api/audit/export"]
     document = json.loads(town.gateway.openapi)
 

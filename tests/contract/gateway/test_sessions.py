@@ -231,7 +231,7 @@ async def test_the_use_of_a_session_is_noted_in_the_store_and_does_not_revive_it
 
 async def test_a_session_is_found_in_whichever_ring_its_key_lies() -> None:
     rings: Sequence[MemoryKeyRing] = [MemoryKeyRing(), MemoryKeyRing()]
-    joined = JoinedKeyRings(rings)
+    joined = JoinedKeyRings([ring] for ring in rings)
     key, _ = await rings[1].create(["observe"], "me")
     assert await joined.find(key.id) is not None
     text = await joined.open_session(key.id, HOUR_MS, HOUR_MS)

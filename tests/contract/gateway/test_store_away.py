@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -220,3 +220,27 @@ async def test_a_store_that_refuses_to_write_is_no_store_that_is_away(
         await site.redis.call("CONFIG", "SET", "maxmemory", 0)
         assert (await web.post("/v1/jobs", BODY)).status == 202
         assert len((await web.get("/v1/jobs")).json["jobs"]) == 2, "the refused one is not stored"
+
+
+async def test_a_store_that_answers_but_refuses_writes_is_not_ready(
+    own_server: EmbeddedRedis,
+) -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(own_server.url, stack)
+        stack.push_async_callback(site.close)
+        web = Web((await site.gateway()).url)
+
+        async def status() -> int:
+            return (await web.get("/readyz")).status
+
+        assert await status() == 200
+        await site.redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
+        await until(lambda: is_status(status, 503))
+        assert (await web.get("/readyz")).json["checks"]["store:streams"] == "refuses writes"
+        is_problem(await web.post("/v1/jobs", BODY), 503, "store_refused")
+        await site.redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
+        await until(lambda: is_status(status, 200))
+
+
+async def is_status(ask: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await ask() == wanted

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from tenure.gateway.app import Gateway
+from tenure.core.errors import StoreUnreachable
+from tenure.gateway.application import Gateway
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import RunningGateway, serving
 from tenure.gateway.settings import GatewaySettings
@@ -179,7 +180,17 @@ async def running(
         "streams_per_key": 10_000,
     }
     async with serving(GatewaySettings(**settings)) as gateway:
+        while await _keys_are_away(gateway):
+            await asyncio.sleep(0.1)  # a poll: a new database on a busy machine takes its time
         yield gateway
+
+
+async def _keys_are_away(running: RunningGateway) -> bool:
+    try:
+        await running.gateway.ring.count()
+    except StoreUnreachable:
+        return True
+    return False
 
 
 @pytest.mark.timeout(300)

@@ -40,7 +40,6 @@ def of_all_kinds(name: str) -> list[NewJob]:
             delay_ms=600_000 if number % 7 == 0 else 0,
             max_attempts=None if number % 3 else 2,
             ttl_ms=900_000 if number % 11 == 0 else None,
-            gid=f"g{number % 6}" if number % 6 else "",
             trace="t" * (number % 20),
             options={0: hook, 1: sealed, 2: {}}[number % 3],
         )

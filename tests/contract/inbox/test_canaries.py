@@ -118,8 +118,8 @@ async def running(inbox: InboxStage, folder: Path) -> AsyncGenerator[Web]:
     key, text = await ring.create(("jobs:write", "jobs:read", "observe"), "canaries")
     level = ("--log-level", "debug")
     programs = {
-        "gateway": ("gateway", "--port", str(port), "--from", inbox.url, *level),
-        "worker": ("worker", "tenure.transcode", "--from", inbox.url, "--from", outbox, *level),
+        "gateway": ("gateway", "--port", str(port), "--queue", inbox.url, *level),
+        "worker": ("worker", "tenure.transcode", "--queue", inbox.url, "--queue", outbox, *level),
     }
     started = []
     for name, words in programs.items():

@@ -192,6 +192,8 @@ async def test_a_pruned_job_is_gone_for_its_requester_and_unknown_to_others(site
         {"surprise": 1},
         {"max_attempts": 0},
         {"credentials": {"key": "AKIA"}},
+        {"credentials": {"source": {"token": "line\nbreak"}}},
+        {"credentials": {"source": {"token": "line end\n"}}},
     ],
     ids=lambda wrong: next(iter(wrong)) + str(wrong)[-12:-2],
 )

@@ -263,7 +263,7 @@ async def test_a_claim_of_events_is_small_whatever_is_asked(
             open_queue(f"{inbox.url}&box=outbox&batch={batch}")
 
 
-@pytest.mark.alone
+@pytest.mark.few
 @pytest.mark.clause("I-12")
 @pytest.mark.options(lease_ms=30_000)
 async def test_an_idle_outbox_is_polled_with_jitter_and_woken_on_top(

@@ -130,6 +130,21 @@ async def test_each_ended_attempt_has_its_row(inbox: InboxStage) -> None:
     assert all(row["ended_ms"] >= row["claimed_ms"] > 0 for row in rows)
 
 
+@pytest.mark.clause("I-30")
+async def test_of_many_attempts_with_long_errors_the_newest_are_read(
+    inbox: InboxStage, sql: RawSql
+) -> None:
+    queue = inbox.queue()
+    (job_id,) = await submit(queue, job())
+    for _ in range(105):
+        await settle(queue, await claim_one(queue), "release")
+    newest = [row["claim_version"] for row in await inbox.ledger.attempts(job_id)]  # type: ignore[attr-defined]
+    assert newest == list(range(6, 106))
+    await sql(f"UPDATE job_attempts SET error = '{'x' * 1_000_000}' WHERE claim_version > 50")
+    newest = [row["claim_version"] for row in await inbox.ledger.attempts(job_id)]  # type: ignore[attr-defined]
+    assert newest == list(range(101, 106))
+
+
 @pytest.mark.clause("I-17")
 async def test_an_outcome_sent_again_is_answered_alike_while_another_attempt_runs(
     inbox: InboxStage,

@@ -61,8 +61,8 @@ def test_the_table_is_the_contracts_and_every_other_pair_is_refused() -> None:
         if pair not in TABLE:
             with pytest.raises(InvalidTransition):
                 INBOX.require(*pair)
-    for walk in INBOX.walks:
-        assert all(hop in TABLE for hop in itertools.pairwise(walk)), walk
+    for path in INBOX.combined_steps:
+        assert all(hop in TABLE for hop in itertools.pairwise(path)), path
 
 
 @pytest.mark.raw_writes

@@ -50,7 +50,7 @@ def workers(url: str, folder: Path, count: int) -> Iterator[list[int]]:
     """Processes that serve an inbox and its outbox."""
     (folder / "app.py").write_text(APP)
     command = [sys.executable, "-m", "tenure.cli", "worker", "app.py", "--log-level", "error"]
-    command += ["--from", url, "--from", f"{url}?box=outbox"]
+    command += ["--queue", url, "--queue", f"{url}?box=outbox"]
     running = [subprocess.Popen(command, cwd=folder) for _ in range(count)]
     try:
         yield [process.pid for process in running]

@@ -71,7 +71,7 @@ async def worker(base: Base, folder: Path, name: str) -> AsyncGenerator[None]:
     (folder / "app.py").write_text(APP)
     url = base.url(application_name=name)
     command = [sys.executable, "-m", "tenure.cli", "worker", "app.py", "--log-level", "error"]
-    command += ["--from", url, "--from", f"{url}&box=outbox", "--concurrency", "50"]
+    command += ["--queue", url, "--queue", f"{url}&box=outbox", "--concurrency", "50"]
     process = subprocess.Popen(command, cwd=folder)
     try:
         yield

@@ -22,12 +22,12 @@ JOB = NewJob(task="t", payload=b"{}")
 
 
 @pytest.fixture
-def second_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+def further_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version of tomorrow, with one more migration than this one."""
 
     def load(dialect: Dialect) -> list[tuple[int, str, str]]:
-        first = load_migrations(dialect)
-        return [*first, (2, "second", "CREATE TABLE second (n integer);")]
+        ours = load_migrations(dialect)
+        return [*ours, (len(ours) + 1, "further", "CREATE TABLE further (n integer);")]
 
     monkeypatch.setattr(schema, "load_migrations", load)
 
@@ -73,7 +73,7 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(tmp_path: Path
 
 
 async def test_a_file_of_an_earlier_version_is_refused_every_time_until_it_is_migrated(
-    tmp_path: Path, second_migration: None
+    tmp_path: Path, further_migration: None
 ) -> None:
     path = tmp_path / "earlier.db"
     for step in known("sqlite")[:-1]:
@@ -124,16 +124,19 @@ async def test_three_programs_that_open_a_new_file_at_once_make_it_once(tmp_path
 
 
 async def test_an_earlier_postgres_is_refused_until_it_is_migrated(
-    servers: Servers, second_migration: None
+    servers: Servers, further_migration: None
 ) -> None:
     schema = f"earlier{secrets.token_hex(4)}"
     database = Postgres(servers.postgres(), schema=schema)
     queue = open_queue(f"inbox+{servers.postgres()}?schema={schema}")
     try:
-        await PostgresMigrations(database).apply(*known("postgres")[0])
-        with pytest.raises(UsageError, match=r"lacks 0002_second.*db migrate"):
+        *earlier, (number, name, *_) = known("postgres")
+        for step in earlier:
+            await PostgresMigrations(database).apply(*step)
+        further = f"{number:04d}_{name}"
+        with pytest.raises(UsageError, match=rf"lacks {further}.*db migrate"):
             await queue.submit([JOB])
-        assert await migrate(PostgresMigrations(database), "postgres") == ["0002_second"]
+        assert await migrate(PostgresMigrations(database), "postgres") == [further]
         assert (await queue.submit([JOB]))[0].status == "created"
     finally:
         await queue.close()

@@ -114,7 +114,7 @@ async def test_a_claimer_that_does_not_come_back_passes_its_wake_up_on(tmp_path:
 async def test_a_queue_that_is_closed_passes_on_the_wake_up_that_it_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_engine, "_KEEP_S", 60.0)
+    monkeypatch.setattr(sqlite_engine, "_KEEP_NOTICE_S", 60.0)
     url = f"inbox+sqlite:///{tmp_path}/jobs.db"
     first, second = open_queue(url), open_queue(url)
     claim = await waiting(first, 1)

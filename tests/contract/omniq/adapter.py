@@ -18,6 +18,7 @@ _unique = itertools.count(1)
 class OmniqAdapter:
     name = "omniq"
     cannot: Mapping[str, str] = {
+        "flows": "version 1 has no step that ends one job and begins another",
         "priority": "OmniQ has no priorities; groups and their limits are its way to share",
         "ttl_before_start": "OmniQ jobs have no time to live before they start",
         "retention": "finished jobs go by count when another one finishes, not by age",

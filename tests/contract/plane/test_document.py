@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tenure.gateway.app import Gateway
+from tenure.gateway.application import Gateway
 from tenure.gateway.keys import MemoryKeyRing
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.threaded import served_in_a_thread

@@ -99,6 +99,16 @@ async def test_a_failed_job_is_requeued_while_attempts_are_left_and_then_a_dead_
 
 
 @pytest.mark.clause("P-13")
+async def test_the_end_of_a_long_stack_is_kept(site: Site) -> None:
+    web = await site.web()
+    job_id = await enqueue(web)
+    long = ERROR | {"stack": "s" * 100_000 + "the end"}
+    await verb(web, "fail", **proof(await claim(web)), kind="release", error=long)
+    (attempt,) = (await web.get(f"/v1/plane/jobs/{job_id}")).json["attempts"]
+    assert attempt["error"]["stack"] == "s" * (8_000 - len("the end")) + "the end"
+
+
+@pytest.mark.clause("P-13")
 async def test_a_failure_that_is_not_retryable_goes_to_the_dead_letters(site: Site) -> None:
     web = await site.web()
     await enqueue(web, max_attempts=5)
@@ -327,3 +337,29 @@ async def test_a_job_of_the_plane_is_followed_to_its_end_and_resumed(site: Site)
     assert (await web.get(path, last_event_id=ended.id)).status == 204
     assert (await web.get(path, last_event_id="1-0")).status == 400
     assert (await web.get("/v1/plane/jobs/none/events")).status == 404
+
+
+@pytest.mark.clause("P-26")
+async def test_a_stream_ends_with_its_job_and_shows_no_later_job_of_the_same_id(
+    site: Site,
+) -> None:
+    web = await site.web()
+    scopes = ("jobs:write", "jobs:read")
+    first, second = [
+        {"authorization": f"Bearer {(await site.ring.create(scopes, name))[1]}"}
+        for name in ("first", "second")
+    ]
+    worker = {"authorization": f"Bearer {(await site.ring.create(('jobs:work',), 'w'))[1]}"}
+    path, job = "/v1/plane/jobs", {"job_id": "swap", "payload": 1}
+    assert (await web.post(path, job | {"delay_ms": 600_000}, **first)).status == 202
+    heard = aiter(await web.stream(f"{path}/swap/events", **first))
+    assert [(await anext(heard)).name for _ in range(2)] == ["hello", "QUEUED"]
+    assert await site.ledger().remove(["swap"]) == ["ok"]
+    assert (await web.post(path, job, **second)).status == 202
+    asked = {"worker_id": "w1", "streams": [], "max_wait_ms": 5_000}
+    lease = (await web.post("/internal/worker/claim", asked, **worker)).json
+    end = {"worker_id": "w1", "result": 1, **proof(lease)}
+    assert (await web.post("/internal/worker/complete", end, **worker)).status == 200
+    async with asyncio.timeout(10):
+        rest = [event.name async for event in heard]
+    assert rest == ["expired", ":"]

@@ -124,11 +124,11 @@ def test_a_folder_that_bars_the_servers_user_is_named(data_dir: Path) -> None:
     inner.mkdir(mode=0o755)
     data_dir.chmod(0o711)
     data_dir.parent.chmod(data_dir.parent.stat().st_mode | 0o011)
-    assert servers._barred(inner, SOMEBODY_ELSE) is None
+    assert servers._closed_folder(inner, SOMEBODY_ELSE) is None
     data_dir.chmod(0o700)
-    assert servers._barred(inner, SOMEBODY_ELSE) == data_dir.resolve()
+    assert servers._closed_folder(inner, SOMEBODY_ELSE) == data_dir.resolve()
     me = User(name="me", uid=os.getuid(), gid=os.getgid())
-    assert servers._barred(inner, me) is None
+    assert servers._closed_folder(inner, me) is None
 
 
 def test_programs_out_of_the_users_reach_are_copied_with_their_libraries(

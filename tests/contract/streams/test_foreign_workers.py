@@ -235,3 +235,18 @@ async def test_a_place_in_the_search_that_is_none_does_not_stop_it(bench, value)
         while not (leases := await other.claim(1, wait_ms=20)):
             pass
     assert leases[0].job_id == "lost"
+
+
+@pytest.mark.clause("S-6")
+@pytest.mark.parametrize(
+    ("stored", "ttl_ms"),
+    [("", 0), ("7", 7_000), ("soon", 0), ("-1", 0), ("9" * 5_000, 0)],
+    ids=["queue's own", "job's own", "text", "negative", "endless"],
+)
+async def test_a_lease_says_the_time_to_live_that_the_job_itself_was_given(bench, stored, ttl_ms):
+    queue = bench.queue()
+    await queue.submit([new("a")])
+    if stored:
+        await bench.outside.hset(bench.key("job:a"), "ttl_s", stored)
+    (lease,) = await queue.claim(1, wait_ms=0)
+    assert lease.ttl_ms == ttl_ms

@@ -14,12 +14,14 @@ from tenure.worker.task import Task
 from tests.contract.adapters import Stage
 
 DEADLINE_S = 20.0
+# A worker that stops waits for the claim that is under way, half a second by default.
+QUICK: dict[str, Any] = {"concurrency": 4, "claim_wait_ms": 50}
 
 
 @asynccontextmanager
 async def serving(stage: Stage, *tasks: Task, **settings: Any) -> AsyncGenerator[Worker]:
     """A worker of these tasks on the stage's queue, in this loop; drained at the end."""
-    worker = Worker(tasks, queues=[stage.url], settings=Settings(concurrency=4, **settings))
+    worker = Worker(tasks, queues=[stage.url], settings=Settings(**QUICK | settings))
     served = asyncio.ensure_future(worker.serve())
     try:
         yield worker

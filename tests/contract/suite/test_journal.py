@@ -9,6 +9,7 @@ import pytest
 
 from tenure.core.encoding import short_hash
 from tenure.core.journal import EVENT_TYPES
+from tenure.core.seam import NOW
 from tests.contract.adapters import Stage
 from tests.contract.conftest import history
 from tests.contract.suite.acting import claim_one, job, run_out, settle, submit
@@ -99,6 +100,28 @@ async def test_waiting_for_the_journal_ends_with_the_next_event(stage: Stage) ->
     (job_id,) = await submit(queue, job())
     (event,) = await asyncio.wait_for(waiting, 5)
     assert (event.job_id, event.type) == (job_id, "submit")
+
+
+async def test_waiting_from_now_on_returns_later_events_only(stage: Stage) -> None:
+    queue = stage.queue("w1")
+    await submit(queue, job())
+    assert await stage.journal.wait(after=NOW, wait_ms=30) == []
+    waiting = asyncio.create_task(stage.journal.wait(after=NOW, wait_ms=10_000))
+    later: set[str] = set()
+    while not waiting.done():  # the first of these may come before the wait has begun
+        later.update(await submit(queue, job()))
+        await asyncio.wait([waiting], timeout=0.05)
+    events = await waiting
+    assert events
+    assert {event.job_id for event in events} <= later
+
+
+async def test_the_journal_can_be_read_from_a_time_on(stage: Stage) -> None:
+    await submit(stage.queue("w1"), job())
+    (event,) = await history(stage)
+    since = stage.journal.since
+    assert await stage.journal.read(after=since(event.ts_ms)) == [event]
+    assert await stage.journal.read(after=since(event.ts_ms + 60_000)) == []
 
 
 async def test_a_refused_submit_leaves_no_trace(stage: Stage) -> None:

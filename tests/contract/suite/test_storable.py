@@ -11,6 +11,7 @@ import pytest
 from tenure.contracts.bullmq.ledger import BullmqLedger
 from tenure.core.job import JobRecord
 from tenure.core.registry import open_ledger
+from tenure.core.retry import fixed
 from tenure.worker import task
 from tenure.worker.job import Job
 from tests.contract.adapters import Stage, served_url
@@ -35,7 +36,7 @@ async def run(stage: Stage, act: Callable[[Job], Any]) -> tuple[JobRecord, int]:
     """The job after one worker had it, and how often its handler ran."""
     runs = 0
 
-    @task("work")
+    @task("work", retry=fixed(50))
     async def work(job: Job) -> Any:
         nonlocal runs
         runs += 1

@@ -80,3 +80,21 @@ async def test_a_job_handed_back_has_spent_no_attempt(stage: Stage) -> None:
     lease = await claim_one(queue)
     assert (lease.job_id, lease.attempt, lease.fence) == (job_id, 1, 2)
     await settle(queue, lease, "complete")
+
+
+@pytest.mark.needs("ttl_before_start")
+async def test_a_job_with_a_time_to_live_fails_with_the_nearest_name_when_that_ends(
+    stage: Stage,
+) -> None:
+    async def failed() -> JobRecord | None:
+        found = await record(stage, job_id)
+        return found if found.state == stage.words.failed else None
+
+    mistyped = job(task="transcrive", max_attempts=1, ttl_ms=5_000)
+    (job_id,) = await submit(stage.queue("producer"), mistyped)
+    async with serving(stage, new) as worker:
+        ended = await until(stage, failed)
+        told = worker.watch.counts["settled"]
+    assert b"'transcribe'" in ended.error, ended.error
+    assert told >= 4, "it was handed back at least three times before"
+    assert 2_500 <= ended.updated_ms - ended.created_ms <= 5_000

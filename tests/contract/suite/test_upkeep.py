@@ -79,12 +79,12 @@ async def test_upkeep_never_takes_a_lease_that_is_kept(stage: Stage) -> None:
 
 
 @pytest.mark.needs("retention")
-@pytest.mark.options(keep_ms=5_000)
+@pytest.mark.options(keep_ms=1_000)
 async def test_upkeep_removes_what_finished_long_ago(stage: Stage) -> None:
     queue = stage.queue("w1")
     old, unfinished = await submit(queue, job(), job())
     await settle(queue, await claim_one(queue), "complete")
-    await stage.advance(5_001)
+    await stage.advance(1_001)
     assert await queue.upkeep() == Upkeep(trimmed=1)
     assert await stage.ledger.get(old) is None
     assert await state(stage, unfinished) == stage.words.waiting

@@ -31,7 +31,7 @@ def test_an_idle_worker_removes_the_folders_of_killed_workers_at_its_start(tmp_p
     }
     try:
         done = subprocess.run(
-            [*command, "--from", f"inbox+sqlite:///{tmp_path}/jobs.db"],
+            [*command, "--queue", f"inbox+sqlite:///{tmp_path}/jobs.db"],
             env=os.environ | environment,
             cwd=tmp_path,
             capture_output=True,

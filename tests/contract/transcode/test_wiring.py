@@ -161,7 +161,7 @@ def test_a_worker_says_at_its_start_how_ffmpeg_is_caged(tmp_path: Path) -> None:
     }
 
     def said(url: str, **more: str) -> subprocess.CompletedProcess[str]:
-        words = [*command, "--from", url]
+        words = [*command, "--queue", url]
         seen = os.environ | environment | more
         return subprocess.run(
             words, env=seen, cwd=tmp_path, capture_output=True, text=True, timeout=60

@@ -27,6 +27,8 @@ TOOLS = (
     "hypothesis",
     "redis",
     "rich",
+    "sentry-sdk",
+    "watchfiles",
 )
 SMOKE = (
     "tests/unit/core",
@@ -61,7 +63,7 @@ def run(*command: str | Path) -> str:
 @pytest.fixture(scope="module")
 def python() -> Path:
     """The Python of an environment with the lowest versions."""
-    text = (ROOT / "pyproject.toml").read_bytes() + sys.version.encode()
+    text = (ROOT / "pyproject.toml").read_bytes() + f"{sys.version} {TOOLS}".encode()
     folder = ROOT / ".tools" / f"lowest-{hashlib.sha256(text).hexdigest()[:12]}"
     made = folder / "bin" / "python"
     if not (folder / "made").exists():

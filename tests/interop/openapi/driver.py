@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from tenure_client import AuthenticatedClient
-from tenure_client.api.jobs import create_job, read_job
+from tenure_client.api.jobs import cancel_job, create_job, follow_job, read_job
 from tenure_client.api.plane import create_plane_job, read_plane_job
 from tenure_client.api.queues import list_queues
 from tenure_client.api.transcode import create_transcode, read_transcode
@@ -58,6 +58,14 @@ def stream_job(client: AuthenticatedClient) -> None:
     seen = read_job.sync(made.job_id, client=client)
     assert isinstance(seen, JobView), seen
     assert (seen.job_id, seen.payload) == (made.job_id, {"prompt": "hello"})
+    ended = cancel_job.sync(made.job_id, client=client)
+    assert isinstance(ended, JobView), ended
+    assert ended.status == "canceled"
+    stream = follow_job.sync_detailed(made.job_id, client=client)
+    assert stream.status_code == 200, stream
+    frames = stream.content.decode()
+    assert "event: hello" in frames
+    assert "event: canceled" in frames
     missing = read_job.sync("nothing", client=client)
     assert isinstance(missing, ProblemDocument), missing
     assert missing.code == "not_found"

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.config import SETTINGS, Config, RunningUp, announce_up, running_up, withdraw_up
+from tenure import Client
+from tenure.cli.config import SETTINGS, Config, announce_up, withdraw_up
+from tenure.core.config import RunningUp, running_up
 from tenure.core.errors import UsageError
+from tenure.core.registry import parse_url
+from tenure.sync import Client as SyncClient
 
 NOBODY = 65534
 
@@ -40,13 +44,13 @@ def test_every_setting_can_be_turned_by_its_variable_and_by_the_file(
     tmp_path: Path, name: str
 ) -> None:
     setting = SETTINGS[name]
-    text = (
-        "42" if setting.kind in ("integer", "number") else "a,b" if setting.kind == "list" else "x"
-    )
+    text = {"list": "m://a,m://b", "text": "m://x"}.get(setting.kind, "42")
     by_variable = Config({setting.variable: text}, tmp_path)
     assert by_variable.find(name).value != setting.default
     table, _, key = name.rpartition(".")
-    value = {"integer": "42", "number": "42.0", "list": '["a", "b"]', "text": '"x"'}[setting.kind]
+    value = {"integer": "42", "number": "42.0", "list": '["m://a", "m://b"]', "text": '"m://x"'}[
+        setting.kind
+    ]
     toml = f"[{table}]\n{key} = {value}\n" if table else f"{key} = {value}\n"
     assert config_in(tmp_path, toml).find(name).value == by_variable.find(name).value
 
@@ -230,7 +234,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Pa
         "-m",
         "tenure.cli",
         "gateway",
-        "--from",
+        "--queue",
         "memory://",
         "--worker-key-file",
     ]
@@ -253,3 +257,77 @@ def test_a_settings_file_that_a_foreign_group_can_write_is_warned_of(
     monkeypatch.setattr(os, "getegid", lambda: NOBODY)
     config_in(tmp_path)
     assert f"warning: {path} can be written by group" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[3]
+MAIL = "bullmq+redis://127.0.0.1:6379/0?queue=mail"
+NAMED = """
+queue_url = "mail"
+
+[queues.mail]
+url = "memory://mail"
+
+[queues.two-words]
+url_file = "secret"
+
+[worker]
+queues = ["mail", "memory://other"]
+"""
+
+
+def test_a_queue_has_a_name_wherever_a_url_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("memory://secret\n")
+    config = config_in(tmp_path, NAMED.replace('"secret"', f'"{tmp_path}/secret"'))
+    assert config.text("queue_url") == "memory://mail"
+    assert config.text("queue_url", "two-words") == "memory://secret"
+    assert config.texts("worker.queues") == ["memory://mail", "memory://other"]
+    assert config.texts("gateway.queues", ("mail",)) == ["memory://mail"]
+    assert config.queue_urls(("mail", "memory://a")) == ["memory://mail", "memory://a"]
+
+
+@pytest.mark.runs("docs/reference/cli.md:toml")
+def test_the_names_of_the_documentation_are_read(tmp_path: Path) -> None:
+    shown = (ROOT / "docs/reference/cli.md").read_text().partition("```toml\n")[2]
+    config = config_in(tmp_path, shown.partition("```")[0], TENURE_QUEUES_CLIPS_URL="memory://c")
+    assert config.text("queue_url") == config.url_of("mail") == MAIL
+    assert config.url_of("clips") == "memory://c"
+
+
+def test_the_environment_wins_over_the_file_for_a_named_queue(tmp_path: Path) -> None:
+    config = config_in(tmp_path, NAMED, TENURE_QUEUES_TWO_WORDS_URL="memory://env")
+    assert config.url_of("two-words") == "memory://env"
+    assert config.url_of("mail") == "memory://mail"
+
+
+def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    config = config_in(tmp_path, NAMED)
+    with pytest.raises(UsageError, match=r"'post' is not a queue URL.*there are: mail, two-words"):
+        config.url_of("post")
+    misnamed = config_in(tmp_path, NAMED, TENURE_QUEUE_URL="post")
+    with pytest.raises(UsageError, match=r"queue_url \(environment TENURE_QUEUE_URL\): 'post'"):
+        misnamed.text("queue_url")
+
+
+@pytest.mark.parametrize(
+    "toml", ["[queues.mail]\nulr = 'memory://a'\n", "[queues]\nmail = 'memory://a'\n"]
+)
+def test_a_queue_that_is_named_wrongly_is_refused(tmp_path: Path, toml: str) -> None:
+    with pytest.raises(UsageError, match=r"write \[queues.NAME\] and url"):
+        config_in(tmp_path, toml)
+
+
+async def test_clients_take_names_and_the_configured_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENURE_QUEUE_URL", raising=False)
+    (tmp_path / "tenure.toml").write_text(NAMED)
+    assert parse_url("mail").text == "memory://mail"
+    async with Client("mail") as named, Client.from_env() as configured:
+        handle = await named.submit("greet", {"name": "Ada"})
+        assert (await configured.handle(handle.id).status()).state == "waiting"
+    with SyncClient.from_env() as plain:
+        assert plain.counts().waiting == 1
+    monkeypatch.setenv("TENURE_QUEUE_URL", "memory://elsewhere")
+    async with Client.from_env() as configured:
+        assert (await configured.counts()).waiting == 0

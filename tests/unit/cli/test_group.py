@@ -123,7 +123,7 @@ def test_a_command_that_only_looks_imports_little_and_reads_no_script(
     if contract in SQL:
         url = f"{contract}+sqlite:///{tmp_path}/jobs.db"
         run(["db", "migrate", "--queue", url])
-    words = [command, url] if command == "queues" else [command, "--queue", url]
+    words = [command, "--queue", url]
     code = (
         "import sys; read = []\n"
         "sys.addaudithook(lambda e, a: read.append(str(a[0])) if e == 'open' else None)\n"

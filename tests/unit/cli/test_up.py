@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.config import Config
-from tenure.cli.up import HOST, kept_ring, port_above, set_up_inbox
+from tenure.cli.up import HOST, key_ring_file, port_above, set_up_inbox
 from tenure.contracts.inbox.samples import draw_clip, sample
 from tenure.core.errors import UsageError
 from tenure.samples import REQUESTER, sample_flows, usable_flows
@@ -19,11 +19,11 @@ from tenure.webhooks.signing import read_secrets
 
 
 def test_the_key_ring_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
-    path = kept_ring(tmp_path)
+    path = key_ring_file(tmp_path)
     made = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_ring(made).active_id.startswith("kek-")
-    assert kept_ring(tmp_path).read_text() == made
+    assert key_ring_file(tmp_path).read_text() == made
     assert [each.name for each in tmp_path.iterdir()] == ["vault.keys"]
 
 

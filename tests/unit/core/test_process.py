@@ -38,7 +38,7 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     scene = Scene()
     yield scene
-    scene.supervisor.hurry.set()
+    scene.supervisor.stop_now.set()
     await scene.supervisor.stop("part", 0.1)
 
 
@@ -82,7 +82,7 @@ async def test_a_deaf_child_is_killed_when_somebody_is_in_a_hurry(
         while "deaf" not in heard:
             heard += capsys.readouterr().err
             await asyncio.sleep(0.01)  # looks again until the deadline
-    scene.supervisor.hurry.set()
+    scene.supervisor.stop_now.set()
     begin = time.monotonic()
     await scene.supervisor.stop("part", 60)
     assert not alive(pid)
@@ -109,8 +109,9 @@ async def test_children_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); time.sleep(300)"
     )
     parent = (
-        "import signal, subprocess, sys; from tenure.core.process import tied;"
-        f"subprocess.run(tied([sys.executable, '-c', {child!r}], dies_by=signal.SIGTERM))"
+        "import signal, subprocess, sys; from tenure.core.process import bound_to_parent;"
+        f"command = [sys.executable, '-c', {child!r}];"
+        "subprocess.run(bound_to_parent(command, dies_by=signal.SIGTERM))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", parent)
     await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())

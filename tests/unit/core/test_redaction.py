@@ -316,19 +316,23 @@ def test_a_very_long_name_is_masked_unread(name: str) -> None:
 async def test_as_many_large_jobs_wait_to_be_masked_as_the_gateway_takes() -> None:
     redaction, free = Redaction(), threading.Event()
     large = 100_000
-    waiting = [asyncio.ensure_future(redaction.apart(large, free.wait)) for _ in range(64)]
+    waiting = [
+        asyncio.ensure_future(redaction.in_thread_if_large(large, free.wait)) for _ in range(64)
+    ]
     await asyncio.sleep(0)
     try:
         with pytest.raises(Refused, match="try again") as refused:
-            await redaction.apart(large, free.wait)
+            await redaction.in_thread_if_large(large, free.wait)
         assert refused.value.code == "busy"
-        assert await redaction.apart(10, lambda: "small") == "small"
-        patient = asyncio.ensure_future(redaction.apart(large, free.wait, patient=True))
+        assert await redaction.in_thread_if_large(10, lambda: "small") == "small"
+        patient = asyncio.ensure_future(
+            redaction.in_thread_if_large(large, free.wait, may_wait=True)
+        )
         waiting.pop().cancel()
     finally:
         free.set()
     assert all(await asyncio.gather(*waiting, patient))
-    assert await redaction.apart(large, free.wait)
+    assert await redaction.in_thread_if_large(large, free.wait)
 
 
 def test_json_over_its_limit_is_masked_whole_and_unread() -> None:

@@ -166,6 +166,12 @@ def test_without_a_policy_the_store_decides() -> None:
     assert "ValueError: no" in outcome.failure.stack
 
 
+def test_a_code_of_any_length_is_stored_short() -> None:
+    outcome = decide_outcome(lease(), Fatal("no", code="c" * 1_000), None, 0)
+    assert outcome.failure is not None
+    assert outcome.failure.code == "c" * 80
+
+
 def test_a_policy_counts_starts() -> None:
     policy = fixed(500, max_attempts=3)
     kinds = [decide_outcome(lease(attempt), OSError(), policy, 0).kind for attempt in (1, 2, 3, 4)]

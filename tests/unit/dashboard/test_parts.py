@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from starlette.responses import HTMLResponse
 
+from tenure.core.job import NewJob
 from tenure.core.journal import JournalEvent
-from tenure.core.registry import machines
+from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Counts
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
 from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
-from tenure.dashboard.queues import KINDS, kind_of
+from tenure.dashboard.queues import OpenQueue
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summarize
 
@@ -35,11 +36,6 @@ from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summariz
 )
 def test_an_error_of_any_shape_is_taken_apart(raw: bytes, fault: ErrorInfo) -> None:
     assert error_info(raw) == fault
-
-
-def test_every_state_of_every_contract_has_a_kind() -> None:
-    words = {state for machine in machines().values() for state in machine.states}
-    assert {word for word in words if kind_of(word) not in KINDS} == set()
 
 
 def test_bytes_that_are_no_json_are_shown_as_text() -> None:
@@ -86,6 +82,21 @@ def test_an_observer_tells_waiting_from_running() -> None:
     assert moved == ["1"] * 5
 
 
+async def test_an_observer_follows_a_queue_in_memory() -> None:
+    url = "memory://observed"
+    opened = OpenQueue("q", "memory", open_queue(url), open_ledger(url), open_journal(url))
+    changes: asyncio.Queue[str] = asyncio.Queue()
+    observer = Observer(opened, lambda queue, job_id: changes.put_nowait(job_id))
+    try:
+        for job_id in ("before the page was opened", "afterwards"):
+            await opened.queue.submit([NewJob(job_id=job_id, task="t", payload=b"1")])
+            observer.start()
+            assert await asyncio.wait_for(changes.get(), 5) == job_id
+    finally:
+        await observer.stop()
+    assert summarize(observer.window(), 300).submitted == 2
+
+
 def test_a_listener_is_bounded_and_keeps_counting() -> None:
     from tenure.dashboard.watch import MOVED_MAX
 
@@ -103,10 +114,10 @@ def test_a_listener_is_bounded_and_keeps_counting() -> None:
 
 def test_a_paused_queue_wants_no_workers_and_a_full_one_wants_enough() -> None:
     counts = Counts({"waiting": 41, "active": 4, "completed": 99})
-    assert backlog("q", counts, per_worker=10).desired == 5
-    assert backlog("q", counts, per_worker=10).backlog == 41
+    assert backlog("q", "bullmq", counts, per_worker=10).desired == 5
+    assert backlog("q", "bullmq", counts, per_worker=10).backlog == 41
     paused = Counts({"waiting": 41}, paused=True)
-    assert backlog("q", paused, per_worker=10).desired == 0
+    assert backlog("q", "bullmq", paused, per_worker=10).desired == 0
 
 
 @pytest.mark.parametrize("text", ["//evil.example", "https://evil.example", "/\\evil", "", "x"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tenure.core.job import JobRecord
 from tenure.dashboard import search
 from tenure.dashboard.display import decode_json
-from tenure.dashboard.search import HELP, Search, SearchError, parse
+from tenure.dashboard.search import HELP, SearchError, parse
 
 NOW_MS = 1_800_000_000_000
 
@@ -125,7 +125,7 @@ def test_a_term_leaves_out_the_job_that_does_not(text: str) -> None:
     ("text", "said"),
     [
         ("stat:done", "did you mean 'state'"),
-        ("is:nothing", "the kinds are waiting, running, done, failed, cancelled"),
+        ("is:nothing", "the states are waiting, scheduled, running, done, failed, cancelled"),
         ("attempt>many", "compared with a number"),
         ("since:tomorrow", "write 30s, 15m, 2h, 7d"),
         ("task:", "needs a value"),
@@ -151,10 +151,25 @@ def test_a_date_is_read_in_utc() -> None:
 
 def test_states_are_asked_of_the_ledger_in_its_own_words() -> None:
     known = ("queued", "running", "done", "error")
-    assert parse("is:failed", now_ms=0).states(known) == ("error",)
-    assert parse("-is:failed", now_ms=0).states(known) == ("queued", "running", "done")
-    assert parse("state:completed", now_ms=0).states(known) is None
-    assert Search().states(known) == ()
+
+    def words(text: str) -> tuple[str, ...] | None:
+        return parse(text, now_ms=0).states("streams", known)
+
+    assert words("is:failed") == ("error",)
+    assert words("is:scheduled") == words("is:waiting") == ("queued",)  # it has one word for both
+    assert words("-is:failed,cancelled") == ("queued", "running", "done")
+    assert words("-is:failed") == known  # a job under `error` may have been cancelled
+    assert words("state:completed") is None
+    assert words("") == ()
+
+
+def test_a_word_of_several_meanings_is_told_apart_job_by_job() -> None:
+    cancelled = job(error=b'{"code":"cancelled","message":"on request"}')
+    assert finds("is:cancelled", cancelled)
+    assert not finds("is:failed", cancelled)
+    assert finds("is:failed")
+    assert finds("is:scheduled", job(state="queued", due_ms=5))
+    assert finds("is:waiting", job(contract="inbox", state="failed"))  # it rests there
 
 
 def test_a_full_task_or_id_is_handed_down_and_a_pattern_is_not() -> None:

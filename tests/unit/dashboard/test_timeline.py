@@ -15,9 +15,9 @@ from tenure.dashboard.charts import Timeline, heat_map, sparkline, timeline
 from tenure.dashboard.watch import Second, bucket_of
 
 
-def record(state: str, updated_ms: int = 0) -> JobRecord:
+def record(state: str, updated_ms: int = 0, contract: str = "streams") -> JobRecord:
     return JobRecord(
-        job_id="1", contract="x", queue="q", task="t", state=state, created_ms=1_000,
+        job_id="1", contract=contract, queue="q", task="t", state=state, created_ms=1_000,
         updated_ms=updated_ms,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_the_words_of_bullmq_tell_the_same_story() -> None:
         ("active", 2_010),
         ("completed", 2_020),
     )
-    assert shape(timeline(record("completed", 2_020), events, now_ms=9_000)) == [
+    assert shape(timeline(record("completed", 2_020, "bullmq"), events, now_ms=9_000)) == [
         (1, "retry", [("wait", 100), ("run", 200)]),
         (2, "done", [("backoff", 700), ("wait", 10), ("run", 10)]),
     ]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from starlette.requests import ClientDisconnect
 
-from tenure.gateway.http.dispatch import BodyQueue, decode, decoded
+from tenure.gateway.http.body import BodyQueue, decode, decoded
 from tenure.gateway.problems import Problem
 
 

@@ -22,9 +22,9 @@ def test_postgresql_takes_a_batch_as_arrays() -> None:
 
 
 def test_postgresql_takes_equal_columns_as_one_value_at_the_same_position() -> None:
-    sql = SQL.replace("-- Takes:", "-- Alike: fence\n-- Takes:")
+    sql = SQL.replace("-- Takes:", "-- Constant: fence\n-- Takes:")
     operation = make_operation("end", sql, "postgres", {})
-    assert operation.for_alike == (
+    assert operation.with_constants == (
         "SELECT * FROM (SELECT *, $2::bigint AS fence FROM unnest($1::text[]) WITH ORDINALITY "
         "AS given(job_id, n)) AS requests WHERE queue = $3::text"
     )

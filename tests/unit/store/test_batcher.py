@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tenure.store.batcher import LOAD, Batcher, TooManyWaiting
+from tenure.store.batcher import SECOND_CALL_WEIGHT, Batcher, TooManyWaiting
 
 
 class Slow:
@@ -46,12 +46,14 @@ async def test_what_comes_while_a_call_is_under_way_travels_together() -> None:
 async def test_a_heavy_load_gets_a_call_beside_the_first() -> None:
     slow = Slow()
     gathering = Batcher(slow.send, items_max=500, calls_max=2, weigh=lambda item: item)
-    asking = [asyncio.create_task(gathering([n])) for n in (1, LOAD, LOAD)]
+    asking = [
+        asyncio.create_task(gathering([n])) for n in (1, SECOND_CALL_WEIGHT, SECOND_CALL_WEIGHT)
+    ]
     await _turn()
-    assert slow.calls == [[1, LOAD, LOAD]]
-    asking += [asyncio.create_task(gathering([n])) for n in (2, LOAD)]
+    assert slow.calls == [[1, SECOND_CALL_WEIGHT, SECOND_CALL_WEIGHT]]
+    asking += [asyncio.create_task(gathering([n])) for n in (2, SECOND_CALL_WEIGHT)]
     await _turn()
-    assert slow.calls[1:] == [[2, LOAD]], "beside the first, and no third one"
+    assert slow.calls[1:] == [[2, SECOND_CALL_WEIGHT]], "beside the first, and no third one"
     for _ in range(3):
         slow.go.release()
     await asyncio.gather(*asking)

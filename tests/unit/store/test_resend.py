@@ -6,7 +6,7 @@ import pytest
 
 from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
-from tenure.store.resend import after_partial, resend, submit_with_retry
+from tenure.store.resend import resend, run_step, submit_with_retry
 
 JOBS = [NewJob(task="work", payload=b"{}", job_id="j1")]
 
@@ -54,6 +54,6 @@ async def test_a_first_part_that_never_left_is_unreachable_and_a_later_one_in_do
         raise StoreUnreachable("away")
 
     with pytest.raises(StoreUnreachable):
-        await after_partial(0, away())
+        await run_step(away(), executed_before=False)
     with pytest.raises(ReplyLost):
-        await after_partial(500, away())
+        await run_step(away(), executed_before=True)

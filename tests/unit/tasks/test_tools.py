@@ -144,7 +144,7 @@ async def test_arguments_cannot_make_a_dot_segment_together() -> None:
     ["/etc/passwd", "..", "../x", "a/../../x", "x=/etc/passwd", "@/etc/passwd", "~/x", "~root",
      "file:///etc/passwd", "file://localhost/etc/passwd", "a,/etc/passwd", "//etc/passwd",
      "{inside}/../secret", "{inside}/link/passwd", "\\\\host\\share",
-     "-f/etc/passwd"],
+     "-f/etc/passwd", "-vf/etc/passwd", "-ivf~root/x"],
 )  # fmt: skip
 @pytest.mark.parametrize("template", ["{what}", "--file={what}", "-f{what}"])
 async def test_an_argument_cannot_lead_out_of_the_folders_of_its_tool(

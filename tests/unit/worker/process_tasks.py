@@ -1,13 +1,18 @@
 """Handlers that run in child processes must be importable: here they are."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from tenure.core.outcome import Retry
+from tenure.core.errors import InvalidJob
+from tenure.core.outcome import Retry, Snooze
 from tenure.worker import Job, task
 
 
@@ -49,6 +54,11 @@ def raising(job: Job) -> None:
     raise Retry(1.5, "not yet")
 
 
+@task("snooze", process=True)
+def snoozing(job: Job) -> None:
+    raise Snooze(60)
+
+
 @task("odd", process=True)
 def odd(job: Job) -> object:
     return object()
@@ -61,3 +71,51 @@ def half(job: Job) -> str:
     if job.payload:
         raise ValueError("broken \ud83d")
     return "a\ud83db"
+
+
+@task("broken", process=True)
+def broken(job: Job) -> float:
+    return 1 / 0
+
+
+@task("talking", process=True)
+def talking(job: Job) -> None:
+    logging.getLogger("app").info("in the child")
+
+
+@asynccontextmanager
+async def lifespan() -> AsyncIterator[dict[str, Any]]:
+    """Writes down when it is entered and left, in the folder that the environment names."""
+    notes = Path(os.environ["TENURE_TEST_NOTES"], f"{os.getpid()}.txt")
+    notes.write_text("entered\n")
+    yield {"pid": os.getpid(), "loop": asyncio.get_running_loop(), "uses": []}
+    notes.write_text(notes.read_text() + "left\n")
+
+
+@task("uses", process=True)
+def uses(job: Job) -> list[int]:
+    job.state["uses"].append(job.attempt)
+    return [job.state["pid"], len(job.state["uses"])]
+
+
+@task("uses_async", process=True)
+async def uses_async(job: Job) -> list[int]:
+    job.state["uses"].append(job.attempt)
+    assert job.state["loop"] is asyncio.get_running_loop()
+    return [job.state["pid"], len(job.state["uses"])]
+
+
+@task("fan", process=True)
+def fan(job: Job) -> list[Any]:
+    """Submits a job from a child process, and what a queue refuses; then its children's results."""
+    child: str = job.submit("leaf", {"n": 1})
+    try:
+        job.submit("leaf", {"n": 2}, attempts=0)
+    except InvalidJob as error:
+        return [child, str(error), list(job.children)]
+    return []
+
+
+@task("afan", process=True)
+async def afan(job: Job) -> list[Any]:
+    return [await job.submit("leaf", {"n": 1}), list(await job.children)]

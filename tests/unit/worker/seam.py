@@ -1,6 +1,6 @@
 """A tiny queue for tests of the worker: a shared store with scripted faults, and views on it.
 
-Only the worker's side of the seam is of interest here; the real contracts have their own lanes.
+Only the worker's side of the seam is of interest here; the real contracts have their own suites.
 """
 
 from __future__ import annotations

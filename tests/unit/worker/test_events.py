@@ -73,7 +73,7 @@ async def test_a_paused_worker_claims_nothing_until_it_is_resumed() -> None:
     store.add("noop")
     await until(lambda: len(store.outcomes) == 1)
     worker.pause()
-    await until(lambda: worker.health().slots_used == 0)  # the claim under way has come back
+    await until(lambda: worker._slots.used == 0)  # the claim under way has come back
     store.add("noop", 5)
     await asyncio.sleep(0.2)  # ten claims' time in which nothing may happen
     assert sum(kind == "complete" for kind in store.kinds().values()) == 1

@@ -128,10 +128,8 @@ async def test_an_outcome_is_dropped_as_lost_once_its_local_deadline_has_passed(
         await worker.watch.until("lost", 2)
         assert worker.health().unsettled == 0
     assert store.outcomes == {}
-    assert (
-        worker.registry.get_sample_value("tenure_lease_lost_total", {"queue": "q", "task": "noop"})
-        == 2
-    )
+    labels = {"queue": "open", "task": "noop"}
+    assert worker.registry.get_sample_value("tenure_lease_lost_total", labels) == 2
 
 
 async def test_a_lease_is_kept_while_its_outcome_waits_for_the_store() -> None:

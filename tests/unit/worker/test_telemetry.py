@@ -14,13 +14,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tenure.core.job import NewJob
 from tenure.core.lease import Lease
+from tenure.core.registry import open_queue
 from tenure.core.seam import Quarantined, QueueFeatures
 from tenure.worker import Job, Settings, Worker, task
 from tenure.worker.events import Buckets, Notifier
 from tenure.worker.job import Attempt
 from tenure.worker.telemetry import Tracer, configure_logs
 from tests.unit.worker.seam import Store, View, serving
+from tests.waiting import until
 
 
 @task("ok")
@@ -53,7 +56,7 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     await worker.serve()
 
     def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"tenure_{name}", {"queue": "q", **labels})
+        return registry.get_sample_value(f"tenure_{name}", {"queue": "open", **labels})
 
     assert worker.registry is registry
     assert value("jobs_started_total", task="ok") == 3
@@ -67,6 +70,30 @@ async def test_metrics_count_starts_outcomes_retries_waits_and_runs() -> None:
     assert registry.get_sample_value("tenure_slots") == 100
     assert registry.get_sample_value("tenure_slots_used") == 0
     assert b"# TYPE tenure_job_run_seconds histogram" in generate_latest(registry)
+
+
+async def test_an_idle_worker_uses_no_slot_although_its_claim_could_fill_half_of_them() -> None:
+    store = Store()
+    registry = CollectorRegistry()
+    worker = Worker([ok], queues=[store.open], registry=registry)
+    async with serving(worker):
+        await until(lambda: worker._slots.used == 50)
+        assert registry.get_sample_value("tenure_slots_used") == 0
+        assert worker.health().slots_used == 0
+
+
+async def test_the_queue_has_the_name_that_gateway_and_command_line_have_for_it() -> None:
+    registry = CollectorRegistry()
+    urls = ["memory://names", "memory://others"]
+    for url in urls:
+        queue = open_queue(url)
+        await queue.submit([NewJob(task="ok", payload=b"{}")])
+    worker = Worker([ok], queues=urls, registry=registry, burst=True)
+    await worker.serve()
+    assert list(worker.health().stores) == ["memory", "memory~2"]
+    for name in ("memory", "memory~2"):
+        labels = {"queue": name, "task": "ok", "outcome": "completed"}
+        assert registry.get_sample_value("tenure_jobs_finished_total", labels) == 1
 
 
 async def test_a_record_set_aside_by_a_queue_is_logged_with_its_id_and_counted() -> None:
@@ -186,13 +213,19 @@ async def test_log_lines_of_a_handler_carry_the_ids_of_its_job() -> None:
         job.log.info("by the job's own logger")
 
     try:
-        configure_logs(stream=out, json=True)
+        configure_logs(stream=out, json=True, others="info")
         worker = Worker([talk], queues=[store.open], settings=Settings(worker_id="w1"), burst=True)
         await worker.serve()
     finally:
         structlog.reset_defaults()
     lines = {line["event"]: line for line in map(json.loads, out.getvalue().splitlines())}
-    expected = {"job_id": "talk-1", "attempt": 1, "queue": "q", "task": "talk", "worker_id": "w1"}
+    expected = {
+        "job_id": "talk-1",
+        "attempt": 1,
+        "queue": "open",
+        "task": "talk",
+        "worker_id": "w1",
+    }
     for event in ("anywhere below the handler", "by the job's own logger"):
         assert expected.items() <= lines[event].items()
     assert "job_id" not in lines["worker stopped"]

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome
 from tenure.worker import task
+from tenure.worker.job import Attempt
 from tenure.worker.settle import UnknownTasks, hand_back_ms
 from tenure.worker.task import Tasks
 
@@ -30,21 +31,25 @@ class Worker:
             Tasks([render]), limit_ms=LIMIT_MS, clock=lambda: self.now_s, rng=Random(1)
         )
 
-    def meet(self, *, fence: int = 1, job_id: str = "j") -> Outcome:
+    def meet(
+        self, *, fence: int = 1, job_id: str = "j", attempt: int = 1, ttl_ms: int = 0
+    ) -> Outcome:
+        now_ms = round(self.now_s * 1000)
         lease = Lease(
             job_id=job_id,
             queue="q",
             task="rendre",
             payload=b"{}",
-            attempt=1,
+            attempt=attempt,
             max_attempts=1,
             fence=fence,
             token="t",
-            lease_until_ms=LIMIT_MS * 10,
+            lease_until_ms=now_ms + 500,
             lease_ms=500,
-            created_ms=10_000,
+            created_ms=1_000_000,
+            ttl_ms=ttl_ms,
         )
-        return self.unknown.decide_outcome(lease, self.said.append)
+        return self.unknown.decide_outcome(Attempt(lease, 0.0, 0.0), self.said.append)
 
 
 def test_the_delay_grows_with_every_hand_back() -> None:
@@ -118,3 +123,28 @@ def test_the_log_names_job_task_and_nearest_name_once_a_minute() -> None:
 
 def test_a_short_limit_leaves_room_for_several_hand_backs() -> None:
     assert [hand_back_ms(times, 400) for times in range(4)] == [40, 80, 160, 320]
+
+
+def test_a_job_with_a_time_to_live_fails_with_the_nearest_name_before_that_ends() -> None:
+    worker, waited_ms = Worker(), 0
+    while (met := worker.meet(ttl_ms=30_000)).kind == "snooze":
+        waited_ms += met.delay_ms
+        worker.now_s += met.delay_ms / 1000
+    assert 25_000 < waited_ms < 30_000
+    assert met.kind == "bury"
+    assert met.failure is not None
+    assert "did you mean 'render'?" in met.failure.message
+
+
+def test_a_long_time_to_live_is_longer_than_the_usual_limit() -> None:
+    worker = Worker()
+    for _ in range(5):
+        worker.meet(ttl_ms=LIMIT_MS * 3)
+    worker.now_s += LIMIT_MS / 1000 * 2
+    assert worker.meet(ttl_ms=LIMIT_MS * 3).kind == "snooze"
+
+
+def test_the_time_to_live_counts_until_the_first_start_only() -> None:
+    worker = Worker()
+    worker.now_s += 60
+    assert worker.meet(ttl_ms=30_000, attempt=2).kind == "snooze"

@@ -100,7 +100,7 @@ async def test_answers_that_do_not_match_their_batch_are_not_believed() -> None:
 
 async def test_the_password_of_a_queue_url_is_never_shown() -> None:
     worker = Worker([noop], queues=["memory://user:secret@demo"])
-    assert [name for name, _ in worker._openers] == ["memory://user:***@demo"]
+    assert [each.address for each in worker._openers] == ["memory://user:***@demo"]
 
 
 async def test_a_real_queue_is_opened_by_its_url() -> None:

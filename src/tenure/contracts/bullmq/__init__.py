@@ -23,11 +23,27 @@ if TYPE_CHECKING:
     from tenure.contracts.bullmq.producer import open_events as open_events
     from tenure.contracts.bullmq.producer import open_producer as open_producer
     from tenure.contracts.bullmq.queue import BullmqQueue as BullmqQueue
-    from tenure.contracts.bullmq.records import Children as Children
     from tenure.contracts.bullmq.records import Event as Event
     from tenure.contracts.bullmq.records import QueueEvents as QueueEvents
+    from tenure.contracts.bullmq.records import QueueNews
+    from tenure.core.job import Children as Children
     from tenure.core.journal import StreamFormat
     from tenure.store.redis import Redis
+
+__all__ = [
+    "BullmqJournal",
+    "BullmqLedger",
+    "BullmqQueue",
+    "Children",
+    "Event",
+    "Flow",
+    "Metrics",
+    "Producer",
+    "QueueEvents",
+    "SchedulerRecord",
+    "open_events",
+    "open_producer",
+]
 
 _MODULE_OF = {
     "BullmqJournal": "ledger",
@@ -99,6 +115,12 @@ def _open_journal(url: QueueUrl) -> BullmqJournal:
     return BullmqJournal(*_redis(url))
 
 
+def _open_news(url: QueueUrl) -> QueueNews:
+    from tenure.contracts.bullmq.records import QueueNews
+
+    return QueueNews(*_redis(url))
+
+
 def _read_options(url: QueueUrl) -> tuple[Options, str]:
     from tenure.contracts.bullmq.options import Options
 
@@ -126,6 +148,7 @@ CONTRACT = Contract(
     read_options=_read_options,
     example_url=_EXAMPLE,
     journal_format=_journal_format,
+    parts={"news": _open_news},
     samples=_samples,
     submit_example=(
         "Node, with the bullmq package",
@@ -139,4 +162,6 @@ await queue.close()""",
     lost_max_option="stalled_max",
     foreign_writers=True,
     is_timed=True,
+    submit_options=frozenset({"priority", "unique"}),
+    unique_option=lambda word: {"deduplication": {"id": word}},
 )

@@ -29,7 +29,8 @@ _BLOCK_S = 5.0
 _HELD_MAX = 100_000
 # The row of a job with a history, a scheduler or a deferred failure is longer (see claim-16.lua).
 _PLAIN_LENGTH, _SCHEDULER, _DEFERRED = 7, 10, 11
-_SUSPECT_FROM = 2  # as claim-16.lua counts
+# A suspect is a job that may have killed its worker. A worker runs one suspect at a time (B-54).
+_SUSPECT_FROM = 2  # lost workers; the same number as in claim-16.lua
 _UNREADABLE = "The record cannot be read: "
 
 Settle = Callable[[Sequence[Outcome]], Awaitable[list[Verdict]]]
@@ -69,7 +70,8 @@ class BullmqClaimer:
         self._announced = not url
         self._marker = MarkerListener(self._blocking_redis, scripts.keys.marker)
         self._scheduler = Scheduler(redis, scripts)
-        self._not_followed: list[tuple[str, PickedJob]] = []
+        # Schedulers, each with its job that was claimed, whose next job is not stored yet.
+        self._unscheduled: list[tuple[str, PickedJob]] = []
 
     async def claim(self, limit: int, wait_ms: int, settle: Settle) -> list[Lease]:
         """Up to `limit` leases; `settle` ends those that have a deferred failure."""
@@ -131,14 +133,14 @@ class BullmqClaimer:
         await self._blocking_redis.block("EXISTS", self._scripts.keys.marker, wait_ms=1_000)
 
     def _note_suspect(self, leases: Sequence[Lease]) -> None:
-        """Remember the lease whose job lost its worker so often that it is a suspect (B-54)."""
+        """Remember the lease of a suspect: this worker takes no other suspect until it ends."""
         for lease in leases:
             if claimed_of(lease).stalled >= _SUSPECT_FROM:
                 self._suspect = lease
                 self._suspect_over.clear()
 
     async def _wait_held(self, waiting: Coroutine[Any, Any, None]) -> None:
-        """Wait for the end of this worker's suspect or for the marker: only suspects are left."""
+        """Wait until this worker's suspect ends or the marker says that there are other jobs."""
         waits = {
             asyncio.ensure_future(waiting),
             asyncio.ensure_future(self._suspect_over.wait()),
@@ -223,9 +225,9 @@ class BullmqClaimer:
         for row in rows:
             if len(row) > _PLAIN_LENGTH and row[_SCHEDULER]:
                 job = PickedJob(row[0].decode(), row[1], row[2], row[3])
-                self._not_followed.append((row[_SCHEDULER].decode(errors="replace"), job))
-        while self._not_followed:
-            scheduler_id, job = self._not_followed[0]
+                self._unscheduled.append((row[_SCHEDULER].decode(errors="replace"), job))
+        while self._unscheduled:
+            scheduler_id, job = self._unscheduled[0]
             try:
                 await self._scheduler.follow(scheduler_id, job)
             except (StoreUnreachable, ReplyLost) as error:
@@ -244,7 +246,7 @@ class BullmqClaimer:
                     job=job.job_id,
                     error=str(error),
                 )
-            del self._not_followed[0]
+            del self._unscheduled[0]
 
     async def _wait_paused(self, last: bytes, wait_ms: float) -> None:
         """While paused, wait for an event: a resume, or a 5.x client that adds a job (B-34)."""

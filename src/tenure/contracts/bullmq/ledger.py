@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,21 +16,22 @@ from tenure.contracts.bullmq.options import (
     keys,
     unpack_options,
 )
+from tenure.contracts.bullmq.plans import BullmqSchedules
 from tenure.contracts.bullmq.records import (
     LISTS,
     STATES,
-    Children,
     Finder,
+    events_by_job,
     json_or_text,
     read_children,
     read_events,
     state_keys,
-    text_of,
 )
+from tenure.contracts.bullmq.schedulers import read_schedulers
 from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.encoding import to_json
 from tenure.core.errors import Conflict, NotFound, UsageError
-from tenure.core.job import JobEvent, JobRecord
+from tenure.core.job import Children, JobEvent, JobRecord, position
 from tenure.core.journal import StreamFormat
 from tenure.core.seam import (
     PAGE_BYTES,
@@ -54,10 +55,11 @@ from tenure.store.redis_queue import (
     number,
     read_all,
 )
-from tenure.store.resend import after_partial
+from tenure.store.resend import run_step
 
 _CURSOR = re.compile(r"-?[0-9]{1,18}:.+", re.DOTALL)
 _EVENTS_SCANNED_MAX = 100_000
+_EVENTS_STEP = 1_000
 # Events that repeat another one or belong to another request.
 _NOT_SHOWN = frozenset({"retries-exhausted", "retry", "duplicated", "deduplicated"})
 # The parts of a line, as journal_tail() in queue.lua writes them; new ones are added at the end.
@@ -134,7 +136,10 @@ class BullmqLedger:
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures()
+        return LedgerFeatures(
+            changes=self.changes,
+            schedules=BullmqSchedules(self._redis, self._options, self._scripts),
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None if there is none (any more)."""
@@ -236,6 +241,24 @@ class BullmqLedger:
             size = sum(len(text) for _, flat in entries for text in flat)
             count = min(2_000, 4 * count) if size < PAGE_BYTES // 8 else READ_STEP
         return first_page(events, limit)
+
+    async def changes(self, cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+        """The new events of many jobs, each after its own position: the stream is read once."""
+        if not cursors:
+            return {}
+        first = min(cursors.values(), key=position)
+        start, found = f"({first}" if first else "-", dict[str, list[JobEvent]]()
+        for _ in range(_EVENTS_SCANNED_MAX // _EVENTS_STEP):
+            entries = await self._redis.call(
+                "XRANGE", self._scripts.keys.events, start, "+", "COUNT", _EVENTS_STEP
+            )
+            for job_id, events in events_by_job(entries, cursors).items():
+                shown = [event for event in events if event.type not in _NOT_SHOWN]
+                found.setdefault(job_id, []).extend(shown)
+            if len(entries) < _EVENTS_STEP:
+                break
+            start = f"({entries[-1][0].decode()}"
+        return found
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -348,17 +371,8 @@ class BullmqLedger:
 
     async def schedulers(self, *, start: int = 0, end: int = -1) -> list[SchedulerRecord]:
         """The schedulers, the next one due first."""
-        repeat = self._prefix + "repeat"
-        command = ("ZRANGE", repeat, start, end, "WITHSCORES")
-        flat = (await read_all(self._redis, [command]))[0] or ()
-        named = {text_of(each): due for each, due in zip(flat[::2], flat[1::2], strict=True)}
-        named.pop("", None)
-        hashes = await read_all(self._redis, [("HGETALL", f"{repeat}:{each}") for each in named])
-        return [
-            _scheduler(each, number(due), fields_of(flat))
-            for (each, due), flat in zip(named.items(), hashes, strict=True)
-            if flat is not None
-        ]
+        found = await read_schedulers(self._redis, self._prefix, start, end)
+        return [_scheduler(*each) for each in found]
 
     async def metrics(self, kind: str = "completed", *, start: int = 0, end: int = -1) -> Metrics:
         """Finished jobs per minute, if workers count them (`metrics_minutes`)."""
@@ -383,7 +397,7 @@ class BullmqLedger:
         )
 
     async def trim_events(self, length: int) -> int:
-        """Keep about so many of the newest events; how many were removed."""
+        """Keep about `length` of the newest events; how many were removed."""
         return int(
             await self._redis.call("XTRIM", self._scripts.keys.events, "MAXLEN", "~", length)
         )
@@ -404,7 +418,7 @@ class BullmqLedger:
         for pattern in ("tenure:add:*", "tenure:idem:*", "tenure:quarantine*"):
             async for found in self._scripts.scan(pattern):
                 if found:
-                    await after_partial(1, self._redis.call("UNLINK", *found))
+                    await run_step(self._redis.call("UNLINK", *found), executed_before=True)
 
     async def probe(self) -> None:
         """Raise `StoreError` if the server takes no writes."""
@@ -425,8 +439,8 @@ class BullmqLedger:
 
     async def _bulk(self, state: str, last_ms: int) -> int:
         sent = 0
-        while moved := await after_partial(
-            sent, self._scripts.run("bulk", state, BATCH_MAX, last_ms)
+        while moved := await run_step(
+            self._scripts.run("bulk", state, BATCH_MAX, last_ms), executed_before=sent > 0
         ):
             sent += moved
             if moved < BATCH_MAX:

@@ -18,6 +18,8 @@ from tenure.core.registry import check_least
 CONTRACT = "bullmq"
 URL_EXAMPLE = "bullmq+redis://host:6379/0?queue=name"
 
+_STACKS_MAX = 100
+
 
 class Keys(NamedTuple):
     """The sixteen keys of every script, in the order of KEYS."""
@@ -273,14 +275,14 @@ def backoff_ms(backoff: Any, attempts_made: int, chance: float | None = None) ->
 
 
 def stack_of(earlier: bytes, entry: str, limit: int | None) -> bytes:
-    """The JSON array `stacktrace` with one more entry, cut to the job's limit."""
+    """The JSON array `stacktrace` with one more entry, cut to the job's limit and to ours."""
     try:
         stack = msgspec.json.decode(earlier) if earlier else []
     except (msgspec.DecodeError, RecursionError):
         stack = []
     stack = [*stack, entry] if isinstance(stack, list) else [entry]
-    if limit is not None:
-        stack = stack[-limit:] if limit > 0 else []
+    limit = _STACKS_MAX if limit is None else min(limit, _STACKS_MAX)
+    stack = stack[-limit:] if limit > 0 else []
     # Not ASCII, as in Node; lone surrogates cannot be encoded and are replaced.
     return json.dumps(stack, ensure_ascii=False).encode(errors="replace")
 

@@ -42,6 +42,7 @@ from tenure.core.job import (
     scoped_key,
     submitted,
 )
+from tenure.core.portable import check_job_options
 from tenure.core.registry import parse_url
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import in_batches, open_redis
@@ -110,7 +111,7 @@ class Producer:
         options: Mapping[str, Any] | None = None,
         **repeat: Any,
     ) -> str:
-        """Make a job `every` so many ms or by a cron `pattern`; returns the id of the next one.
+        """Make a job every `every` ms or by a cron `pattern`; returns the id of the next one.
 
         Further options: tz, limit, offset, startDate, endDate.
         """
@@ -375,8 +376,7 @@ def _is_number(value: Any) -> bool:
 
 def _check_job(job: NewJob) -> None:
     check_job(job)
-    if job.ttl_ms is not None:
-        raise InvalidJob("BullMQ jobs have no time to live; removeOnComplete bounds finished ones")
+    check_job_options(CONTRACT, job)
     if not 0 <= job.priority <= PRIORITY_MAX:
         raise InvalidJob(f"priority {job.priority}: 0 to {PRIORITY_MAX}, 0 comes first")
     if job.job_id:

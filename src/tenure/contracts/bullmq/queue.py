@@ -23,8 +23,8 @@ from tenure.contracts.bullmq.options import (
     backoff_ms,
     stack_of,
 )
+from tenure.contracts.bullmq.plans import BullmqFlows, BullmqSchedules
 from tenure.contracts.bullmq.producer import submit_answer, submit_args
-from tenure.contracts.bullmq.records import Children, read_children
 from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.encoding import short_hash
 from tenure.core.errors import LeaseLost, UsageError
@@ -65,6 +65,8 @@ class BullmqQueue:
         self._scripts = Scripts(redis, options)
         self.worker_id = safe_worker_id(worker_id)
         self.slots = 0
+        self._schedules = BullmqSchedules(redis, options, self._scripts)
+        self._flows = BullmqFlows(redis, options)
         secret = secrets.token_urlsafe(16)
         self._token = (secret, short_hash(secret.encode()))
         self._claimer = BullmqClaimer(
@@ -87,7 +89,7 @@ class BullmqQueue:
         return await self._claimer.claim(limit, wait_ms, self.settle) if limit > 0 else []
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Renew locks; the script writes only when a third of the lease is spent."""
+        """Extend locks; the script writes only when a third of the lease is spent."""
         rows = [
             (lease.job_id, lease.fence, lease.token, lease.attempt, claimed_of(lease).token_h)
             for lease in leases
@@ -126,10 +128,6 @@ class BullmqQueue:
             _verdict(outcome.lease, reply) for outcome, reply in zip(outcomes, replies, strict=True)
         ]
 
-    async def children(self, job_id: str) -> Children:
-        """The children of a job: results, failures, and which have not ended."""
-        return await read_children(self._redis, self._options.key_prefix + job_id)
-
     async def upkeep(self) -> Upkeep:
         """Promote, reclaim, trim; any worker may do it at any time."""
         options = self._options
@@ -155,9 +153,12 @@ class BullmqQueue:
             claim_max=BATCH_MAX,
             replaces_payload=True,
             take_quarantined=self.take_quarantined,
-            children=self.children,
+            parks=True,
             custom_backoff=_custom_backoff,
             job_options=_job_options,
+            contract=CONTRACT,
+            schedules=self._schedules,
+            flows=self._flows,
         )
 
     def take_quarantined(self) -> list[Quarantined]:

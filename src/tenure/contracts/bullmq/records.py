@@ -10,8 +10,10 @@ import msgspec
 
 from tenure.contracts.bullmq.options import CONTRACT, Options, keys, read_options
 from tenure.core.encoding import from_json
-from tenure.core.errors import TenureError
-from tenure.core.job import JobEvent, JobRecord
+from tenure.core.errors import JobFailed
+from tenure.core.job import Children, JobEvent, JobRecord, position
+from tenure.core.journal import JournalEvent
+from tenure.plans.flow import step_of
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import fields_of, number, read_all
 
@@ -29,6 +31,7 @@ _CHUNK = 500
 _SLOTS = 4096  # the score of a due time is ms * 4096 + its place within the millisecond
 _EXACT_MAX = 2**53
 _JSON_FIELDS = ("returnvalue", "data")
+_NEWS_MAX = 1_000
 
 
 def _record_of(
@@ -55,7 +58,7 @@ def _record_of(
         state=state,
         payload=raw.get("data", b"null"),
         result=raw.get("returnvalue", b""),
-        error=_error(raw),
+        error=_error(raw, cancelled=len(own) == 6 and own[4] == b"cancel"),
         attempt=made + stalled + (state == "active"),
         max_attempts=options.attempts + stalled if options.attempts else 0,
         fence=count("ats"),
@@ -71,8 +74,11 @@ def _record_of(
     )
 
 
-def _error(raw: dict[str, bytes]) -> bytes:
-    """What BullMQ keeps of a failure, as JSON: the reason, and the stack of the last attempt."""
+def _error(raw: dict[str, bytes], *, cancelled: bool) -> bytes:
+    """What BullMQ keeps of a failure, as JSON: the reason, and the stack of the last attempt.
+
+    BullMQ has no state for cancelled jobs: the code marks those that our own scripts ended.
+    """
     reason = raw.get("failedReason")
     if reason is None:
         return b""
@@ -84,7 +90,7 @@ def _error(raw: dict[str, bytes]) -> bytes:
     shown = {
         "message": reason.decode(errors="replace"),
         "stack": stack,
-        "code": _error_name(str(stack)),
+        "code": "cancelled" if cancelled else _error_name(str(stack)),
     }
     return msgspec.json.encode(shown)
 
@@ -110,24 +116,6 @@ def _extra(raw: dict[str, bytes], made: int, stalled: int) -> dict[str, Any]:
     return extra
 
 
-class Children(msgspec.Struct, frozen=True, kw_only=True):
-    """The children of a job by their keys, such as `bull:scenes:17`.
-
-    `results` are of those that completed, `failures` the reasons of those that failed and whose
-    failure is ignored. `fatal` are those whose failure fails the parent, `pending` those that have
-    not ended.
-    """
-
-    results: dict[str, Any]
-    failures: dict[str, str]
-    fatal: list[str]
-    pending: list[str]
-
-    def __bool__(self) -> bool:
-        """Whether there are any, in any state."""
-        return bool(self.results or self.failures or self.fatal or self.pending)
-
-
 async def read_children(redis: Redis, key: str) -> Children:
     """Read the four keys that a parent has for its children."""
     processed, failed, unsuccessful, pending = await read_all(
@@ -140,11 +128,21 @@ async def read_children(redis: Redis, key: str) -> Children:
         ],
     )
     return Children(
-        results={key: json_or_text(raw) for key, raw in fields_of(processed).items()},
+        results={key: json_or_text(raw) for key, raw in _in_order(fields_of(processed))},
         failures={key: raw.decode(errors="replace") for key, raw in fields_of(failed).items()},
         fatal=[key.decode() for key in unsuccessful or ()],
         pending=sorted(key.decode() for key in pending or ()),
     )
+
+
+def _in_order(results: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    """The results of children, those of a gather in the order of its jobs."""
+
+    def place(item: tuple[str, bytes]) -> int:
+        step = step_of(item[0].rpartition(":")[2])
+        return step.number if step is not None else -1
+
+    return sorted(results.items(), key=place)
 
 
 def json_or_text(raw: bytes | None) -> Any:
@@ -291,12 +289,6 @@ class Event(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
-class JobFailed(TenureError):
-    """The job has failed; the message is its reason."""
-
-    code = "job_failed"
-
-
 class QueueEvents:
     """Follows the events of one queue, for one event loop."""
 
@@ -361,6 +353,48 @@ class QueueEvents:
         return True, json_or_text(result)
 
 
+class QueueNews:
+    """The queue's event stream as the list of the jobs that changed.
+
+    Node's workers write this stream and not our journal, so followers of jobs read this one.
+    """
+
+    def __init__(self, redis: Redis, options: Options) -> None:
+        self._redis = redis
+        self._key = keys(options.key_prefix).events
+        self._queue = options.queue
+
+    async def last(self) -> str:
+        """The position of the newest event."""
+        entries = await self._redis.call("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return entries[0][0].decode() if entries else ""
+
+    async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        """Events after a position, each with the state that it names; waits for the first."""
+        reply = await self._redis.block(
+            "XREAD", "COUNT", _NEWS_MAX, "BLOCK", wait_ms, "STREAMS", self._key, after or "0-0",
+            wait_ms=wait_ms,
+        )  # fmt: skip
+        return [self._event(*entry) for entry in reply[0][1]] if reply else []
+
+    def _event(self, seq: bytes, flat: list[bytes]) -> JournalEvent:
+        fields = fields_of(flat)
+        word = fields.get("event", b"").decode(errors="replace")
+        return JournalEvent(
+            seq=seq.decode(),
+            contract=CONTRACT,
+            queue=self._queue,
+            job_id=fields.get("jobId", b"").decode(errors="replace"),
+            type=word,
+            to_state=word,
+            ts_ms=int(seq.partition(b"-")[0]),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.close()
+
+
 def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
     """The stream entries about one job, as events of the seam."""
     events = []
@@ -369,18 +403,31 @@ def read_events(entries: list[Any], job_id: str) -> list[JobEvent]:
         if encoded_id not in flat:  # most entries are about other jobs: skip them unparsed
             continue
         raw = fields_of(flat)
-        if raw.get("jobId") != encoded_id:
-            continue
-        events.append(
-            JobEvent(
-                event_id=seq.decode(),
-                type=raw.get("event", b"").decode(errors="replace"),
-                ts_ms=number(raw.get("timestamp") or seq.split(b"-")[0]),
-                step=raw.get("step", b"").decode(errors="replace"),
-                data=_data(raw),
-            )
-        )
+        if raw.get("jobId") == encoded_id:
+            events.append(_job_event(seq, raw))
     return events
+
+
+def events_by_job(entries: list[Any], cursors: Mapping[str, str]) -> dict[str, list[JobEvent]]:
+    """The stream entries about some jobs, each after its own position."""
+    after = {job_id.encode(): (job_id, position(cursor)) for job_id, cursor in cursors.items()}
+    found: dict[str, list[JobEvent]] = {}
+    for seq, flat in entries:
+        raw = fields_of(flat)
+        wanted = after.get(raw.get("jobId", b""))
+        if wanted is not None and position(seq.decode()) > wanted[1]:
+            found.setdefault(wanted[0], []).append(_job_event(seq, raw))
+    return found
+
+
+def _job_event(seq: bytes, raw: dict[str, bytes]) -> JobEvent:
+    return JobEvent(
+        event_id=seq.decode(),
+        type=raw.get("event", b"").decode(errors="replace"),
+        ts_ms=number(raw.get("timestamp") or seq.split(b"-")[0]),
+        step=raw.get("step", b"").decode(errors="replace"),
+        data=_data(raw),
+    )
 
 
 def _data(raw: dict[str, bytes]) -> bytes:

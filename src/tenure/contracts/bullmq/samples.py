@@ -25,7 +25,7 @@ from tenure.contracts.bullmq.producer import open_producer
 from tenure.contracts.bullmq.schema import VIDEO_GENERATION, check
 from tenure.core.errors import InvalidJob, NotFound
 from tenure.core.outcome import Fatal
-from tenure.core.process import describe_exit, read_lines, running, tied
+from tenure.core.process import bound_to_parent, describe_exit, read_lines, running
 from tenure.core.registry import parse_url
 from tenure.samples import (
     SampleContext,
@@ -68,7 +68,7 @@ def _queue_url(stores: Stores) -> str:
     return f"bullmq+{stores.redis_url}?queue={_VIDEOS}"
 
 
-def _invitation(stores: Stores) -> str:
+def _hint(stores: Stores) -> str:
     """The line with which a Node user adds a job; the password is shown only on request."""
     line = f"from Node       new Queue('{_VIDEOS}', {{ connection: {{ url }} }})"
     return f"{line}\n{' ' * 18}url: tenure config show redis_url --reveal"
@@ -224,7 +224,7 @@ def _child(
     command: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A child process that ends with the block, and dies with this process."""
-    argv = tied(command, dies_by=signal.SIGKILL)
+    argv = bound_to_parent(command, dies_by=signal.SIGKILL)
     return running(argv, grace_s=_NODE_ENDS_WITHIN_S, cwd=folder, env=environment)
 
 
@@ -235,6 +235,6 @@ FLOWS = (
         queue_url=_queue_url,
         produce=_produce,
         handlers={_VIDEOS: _make_video},
-        invitation=_invitation,
+        hint=_hint,
     ),
 )

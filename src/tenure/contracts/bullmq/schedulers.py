@@ -20,9 +20,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenure.contracts.bullmq.records import text_of
 from tenure.contracts.bullmq.scripts import Scripts
 from tenure.core.errors import UsageError
 from tenure.store.redis import Arg, Redis
+from tenure.store.redis_queue import fields_of, number, read_all
 
 _FIELDS = ("tz", "limit", "pattern", "endDate", "every", "startDate", "offset")
 
@@ -93,8 +95,14 @@ class Scheduler:
         name: str,
         data: bytes,
         opts: bytes,
+        own: Mapping[str, str] | None = None,
+        only_changed: bool = False,
     ) -> str:
-        """Set up a scheduler, or change it; returns the id of its next job."""
+        """Set up a scheduler, or change it; returns the id of its next job.
+
+        `own` are fields of its hash that BullMQ does not know. With `only_changed` a scheduler that
+        is the same already is left alone, with the job that it has stored.
+        """
         if bool(repeat.get("every")) == bool(repeat.get("pattern")):
             raise UsageError("a scheduler has either `every` (ms) or `pattern` (cron)")
         if repeat.get("immediately") and repeat.get("startDate"):
@@ -109,8 +117,11 @@ class Scheduler:
             if field in kept:
                 value = kept[field]
                 fields += (field, _ms(value) if field.endswith("Date") else value)
+        for field, value in (own or {}).items():
+            fields += (field, value)
         rest: tuple[Arg, ...] = (data, opts, *fields)
-        return await self._run("upsert", scheduler_id, next_ms, {**kept, "count": 1}, name, *rest)
+        verb = "declare" if only_changed else "upsert"
+        return await self._run(verb, scheduler_id, next_ms, {**kept, "count": 1}, name, *rest)
 
     async def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler; False if there is none. A job of it that waits already still runs."""
@@ -122,6 +133,23 @@ class Scheduler:
         args: tuple[Arg, ...] = (verb, scheduler_id, next_ms, msgspec.json.encode(repeat), name)
         reply = await self._scripts.run("schedule", *args, *rest)
         return reply.decode() if reply else ""
+
+
+async def read_schedulers(
+    redis: Redis, prefix: str, start: int = 0, end: int = -1
+) -> list[tuple[str, int, dict[str, bytes]]]:
+    """Id, next time and raw hash of each scheduler, the next one due first."""
+    repeat = prefix + "repeat"
+    (ranked,) = await read_all(redis, [("ZRANGE", repeat, start, end, "WITHSCORES")])
+    flat = ranked or ()
+    named = {text_of(each): number(due) for each, due in zip(flat[::2], flat[1::2], strict=True)}
+    named.pop("", None)
+    hashes = await read_all(redis, [("HGETALL", f"{repeat}:{each}") for each in named])
+    return [
+        (each, due, fields_of(raw))
+        for (each, due), raw in zip(named.items(), hashes, strict=True)
+        if raw is not None
+    ]
 
 
 def _next_run(pattern: str, repeat: Mapping[str, Any], after_ms: int) -> int:

@@ -65,13 +65,13 @@ def check(value: Any, schema: Mapping[str, Any]) -> None:
 def _problems(value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
     types = schema.get("type", [])
     names: list[str] = [types] if isinstance(types, str) else types
-    if names and not any(_is(value, name) for name in names):
+    if names and not any(_is_type(value, name) for name in names):
         expected = " or ".join(f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in names)
         yield f"{place} must be {expected}, not {_shown(value)}"
         return
     if "enum" in schema and value not in schema["enum"]:
         yield f"{place} must be one of {schema['enum']}, not {_shown(value)}"
-    if _is(value, "number"):
+    if _is_type(value, "number"):
         yield from _number_problems(value, schema, place)
     elif isinstance(value, str):
         yield from _text_problems(value, schema, place)
@@ -113,7 +113,7 @@ def _object_problems(value: dict[str, Any], schema: Mapping[str, Any], place: st
             yield f"{place}.{name} is not known; there are {', '.join(known)}"
 
 
-def _is(value: Any, name: str) -> bool:
+def _is_type(value: Any, name: str) -> bool:
     return isinstance(value, _TYPES[name]) and (name == "boolean") == isinstance(value, bool)
 
 

@@ -2,7 +2,8 @@
 
 `inbox+sqlite:///jobs.db`, `inbox+postgresql://user@host/database?schema=tenure`; with
 `box=outbox` it is the second queue, of events to be delivered. Here is the descriptor; what it
-opens is imported on first use.
+opens is imported on first use. Comments that name a section of the inbox contract mean its original
+text; the table at the end of SPEC.md says what each section became.
 """
 
 from __future__ import annotations
@@ -166,5 +167,6 @@ CONTRACT = Contract(
     routes=_routes,
     samples=_samples,
     lost_max_option="lost_max",
-    named_by_host=True,  # contract section 2: by its pod, host or boot, with nothing appended
+    named_by_host=True,  # by its pod, host or boot, with nothing appended (section 2)
+    submit_options=frozenset({"priority", "ttl_s"}),
 )

@@ -1,7 +1,7 @@
 """The inbox and the outbox as queues, their URL options, and when a failed attempt runs again.
 
-Contract section 5: the code of a failure decides. A code that is, or ends in, an HTTP status
-(`503`, `http_503`) is in the class of that status:
+The code of a failure decides (inbox contract, section 5). A code that is, or ends in, an HTTP
+status (`503`, `http_503`) is in the class of that status:
 
     busy        423, 500, 502, 503, 504     exponential backoff with jitter
     throttled   429                         the same with a longer first delay
@@ -30,7 +30,7 @@ from tenure.sql.sql_queue import SqlQueue
 
 _CONTRACT = "inbox"
 
-# Contract section 12.
+# Inbox contract, section 12.
 _OUTBOX_BATCH = 10
 _OUTBOX_BATCH_MAX = 25
 _RetryClass = Literal["busy", "throttled", "refused", "hopeless", "plain"]
@@ -123,8 +123,8 @@ class InboxQueue(SqlQueue):
             attempt, first_ms = outcome.lease.attempt, options.retry_delay_ms
             return backoff(outcome.failure, attempt, first_ms, random.random())
 
-        def least_ms(outcome: Outcome) -> int:
-            """A task's own policy must not shorten the delay for `throttled` (section 5)."""
+        def throttled_delay_ms(outcome: Outcome) -> int:
+            """A task's own policy must not shorten the delay for `throttled`."""
             return delay(outcome)[0] if retry_class(outcome.failure) == "throttled" else 0
 
         self.slots_max = options.at_once
@@ -133,7 +133,9 @@ class InboxQueue(SqlQueue):
             worker_id=worker_id,
             delay=delay,
             finals=frozenset(MACHINE.final),
-            least_ms=least_ms if options.box == "inbox" else lambda outcome: 0,
+            retry_delay_ms_min=(
+                throttled_delay_ms if options.box == "inbox" else lambda outcome: 0
+            ),
         )
 
 

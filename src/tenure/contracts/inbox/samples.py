@@ -38,7 +38,7 @@ def _outbox_url(stores: Stores) -> str:
     return f"{_inbox_url(stores)}&box=outbox"
 
 
-def _invitation(stores: Stores) -> str:
+def _hint(stores: Stores) -> str:
     if not stores.receiver_url:
         return ""
     return f"see webhooks    {stores.receiver_url}/ shows those of the transcodes, verified"
@@ -116,7 +116,7 @@ FLOWS = (
         rank=5,
         queue_url=_inbox_url,
         produce=_produce,
-        invitation=_invitation,
+        hint=_hint,
         needs=_NEEDS,
     ),
     SampleFlow(contract="inbox", rank=6, queue_url=_outbox_url, needs=_NEEDS),

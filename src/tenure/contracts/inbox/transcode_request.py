@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from tenure.core.endpoint import Refused
 from tenure.core.errors import TenureError
 from tenure.core.job import JobRecord
+from tenure.core.portable import State, state_of
 from tenure.core.transcode import (
     OUTPUTS_MAX,
     Output,
@@ -89,6 +90,7 @@ class TranscodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     status: _Status
+    state: State
     attempt_count: int
     max_attempts: int
     created_ms: int
@@ -129,6 +131,7 @@ def view(record: JobRecord) -> TranscodeView:
     return TranscodeView(
         job_id=record.job_id,
         status=cast("_Status", record.state),
+        state=state_of(record),
         attempt_count=record.attempt,
         max_attempts=record.max_attempts,
         created_ms=record.created_ms,

@@ -26,6 +26,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import Contract, QueueUrl
 from tenure.core.seam import (
+    NOW,
     Counts,
     LedgerFeatures,
     Page,
@@ -35,6 +36,8 @@ from tenure.core.seam import (
     WorkerBeat,
     first_page,
 )
+from tenure.plans.flow import StoredFlows
+from tenure.plans.schedule import StoredSchedules
 
 T = TypeVar("T")
 
@@ -58,6 +61,8 @@ class SharedStore:
         self.store = store
         self._lock = threading.Lock()
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self.records: dict[str, dict[str, str]] = {}
+        self.expiries: dict[str, int] = {}
 
     def run(self, step: Callable[[MemoryStore], T]) -> T:
         """Run one atomic step, and wake the waiters if it changed something."""
@@ -143,6 +148,48 @@ def forget(name: str) -> None:
         _shared.pop(name, None)
 
 
+class MemoryRecords:
+    """The records of one store."""
+
+    def __init__(self, shared: SharedStore) -> None:
+        self._run = shared.run
+        self._groups = shared.records
+        self._expiries = shared.expiries
+
+    async def read(self, group: str) -> tuple[int, dict[str, str]]:
+        return self._run(lambda store: (store.now_ms, dict(self._groups.get(group, {}))))
+
+    async def get(self, group: str, name: str) -> str:
+        return self._run(lambda store: self._groups.get(group, {}).get(name, ""))
+
+    async def swap(
+        self, group: str, name: str, before: str, after: str, *, keep_ms: int = 0
+    ) -> bool:
+        def step(store: MemoryStore) -> bool:
+            records = self._groups.setdefault(group, {})
+            if records.get(name, "") == before:
+                records[name] = after
+                if not after:
+                    del records[name]
+            if keep_ms:
+                self._expire(group, store.now_ms, keep_ms)
+            return records.get(name, "") == after
+
+        return self._run(step)
+
+    async def size(self, group: str) -> int:
+        return self._run(lambda store: len(self._groups.get(group, {})))
+
+    async def expire(self, group: str, keep_ms: int) -> None:
+        self._run(lambda store: self._expire(group, store.now_ms, keep_ms))
+
+    def _expire(self, group: str, now_ms: int, keep_ms: int) -> None:
+        self._expiries[group] = now_ms + keep_ms
+        for each in [group for group, ms in self._expiries.items() if ms <= now_ms]:
+            self._groups.pop(each, None)
+            del self._expiries[each]
+
+
 class Wire(Protocol):
     """How a step reaches the store. A simulation puts a network here that loses and delays."""
 
@@ -171,8 +218,13 @@ class MemoryQueue:
 
     @property
     def features(self) -> QueueFeatures:
-        """What it has beyond the seam: nothing."""
-        return QueueFeatures()
+        """What it has beyond the seam."""
+        records = MemoryRecords(self._shared)
+        return QueueFeatures(
+            contract="memory",
+            schedules=StoredSchedules(records),
+            flows=StoredFlows(records, self.submit),
+        )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._wire("submit", lambda store: [store.submit(job) for job in jobs])
@@ -214,12 +266,13 @@ class MemoryLedger:
     """Reads and manages the jobs of one store."""
 
     def __init__(self, shared: SharedStore) -> None:
+        self._shared = shared
         self._run = shared.run
 
     @property
     def features(self) -> LedgerFeatures:
-        """What it has beyond the seam: nothing."""
-        return LedgerFeatures()
+        """What it has beyond the seam."""
+        return LedgerFeatures(schedules=StoredSchedules(MemoryRecords(self._shared)))
 
     async def get(self, job_id: str) -> JobRecord | None:
         return self._run(
@@ -290,10 +343,25 @@ class MemoryJournal:
         return self._shared.run(lambda store: store.read_journal(after, limit))
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
+        if after == NOW:
+            after = self._shared.run(lambda store: str(store.journal_length))
         return await self._shared.poll(lambda: self.read(after=after), wait_ms)
+
+    def since(self, ts_ms: int) -> str:
+        return self._shared.run(lambda store: _position_before(store, ts_ms))
+
+    async def last(self) -> str:
+        return str(self._shared.run(lambda store: store.journal_length))
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def _position_before(store: MemoryStore, ts_ms: int) -> str:
+    """The position before the first event at or after this time."""
+    events = store.read_journal("", store.journal_length)
+    later = (int(event.seq) for event in events if event.ts_ms >= ts_ms)
+    return str(next(later, store.journal_length + 1) - 1)
 
 
 CONTRACT = Contract(
@@ -304,4 +372,5 @@ CONTRACT = Contract(
     read_options=lambda url: url.read(MemoryOptions),
     example_url="memory://name",
     is_fifo=True,
+    submit_options=frozenset({"priority", "group", "ttl_s"}),
 )

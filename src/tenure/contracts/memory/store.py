@@ -56,18 +56,15 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_events_max: int = 1_000_000
 
     def __post_init__(self) -> None:
-        at_least_one = ("lease_ms", "max_attempts", "journal_events_max")
         for name, value in msgspec.structs.asdict(self).items():
-            least = 1 if name in at_least_one else 0
+            least = int(name in ("lease_ms", "max_attempts", "journal_events_max"))
             if value < least:
                 raise ValueError(f"{name} is at least {least}, not {value}")
 
 
 class ClaimId(msgspec.Struct, frozen=True):
-    """One claim: the instance that calls, its number, and the last claim that was answered.
-
-    An instance has one claim in flight at a time; its numbers rise.
-    """
+    """One claim: the instance that calls, one at a time, its number, which rises, and the last
+    claim that was answered."""
 
     instance: str
     number: int
@@ -148,7 +145,7 @@ class MemoryStore:
         self.paused = False
         self._clock = now_ms
         self._random = random or SystemRandom()
-        self._now_ms = now_ms()
+        self.now_ms = now_ms()
         self._unfinished: dict[str, StoredJob] = {}
         self._keys: dict[str, str] = {}
         self._turns = count(1)
@@ -160,7 +157,7 @@ class MemoryStore:
 
     def begin(self) -> None:
         """Begin a new step; everything in it happens at one moment."""
-        self._now_ms = self._clock()
+        self.now_ms = self._clock()
 
     # submit (M-2 to M-6) ------------------------------------------------------------------------
 
@@ -197,10 +194,10 @@ class MemoryStore:
             max_attempts=new.max_attempts or self.options.max_attempts,
             ttl_ms=new.ttl_ms or 0,
         )
-        job = self.jobs[new.job_id] = StoredJob(new, key, request_h, self._now_ms)
+        job = self.jobs[new.job_id] = StoredJob(new, key, request_h, self.now_ms)
         if key:
             self._keys[key] = new.job_id
-        due_ms = self._now_ms + new.delay_ms if new.delay_ms else 0
+        due_ms = self.now_ms + new.delay_ms if new.delay_ms else 0
         event = {"payload_h": short_hash(new.payload)}
         self._step(job, "submit", "waiting", event=event, due_ms=due_ms)
         return job
@@ -223,7 +220,7 @@ class MemoryStore:
         self._note_worker(worker_id)
         jobs = self._lost_answers(claim)[:limit]
         for job in jobs:
-            self._renew(job, job.token)
+            self._extend_lease(job, job.token)
         if not self.paused and len(jobs) < limit:
             self._do_what_is_due()
             for job in self._first_waiting(limit - len(jobs)):
@@ -256,12 +253,12 @@ class MemoryStore:
             fence=job.fence + 1,
             token=f"{self._random.getrandbits(64):016x}",
             worker_id=worker_id,
-            lease_until_ms=self._now_ms + self.options.lease_ms,
+            lease_until_ms=self.now_ms + self.options.lease_ms,
         )
 
     def _lease_of(self, job: StoredJob) -> Lease:
         """The lease for its holder; `lease_ms` is what is left of it now."""
-        left_ms = job.lease_until_ms - self._now_ms
+        left_ms = job.lease_until_ms - self.now_ms
         return Lease(queue=self.name, lease_ms=left_ms, **job.fields_of(Lease))
 
     def record(self, job: StoredJob) -> JobRecord:
@@ -277,7 +274,7 @@ class MemoryStore:
     def _note_worker(self, worker_id: str, slots: int = 0) -> None:
         known = self._workers.get(worker_id)
         slots = slots or (known.slots if known else 0)
-        self._workers[worker_id] = WorkerBeat(worker_id, self._now_ms, slots)
+        self._workers[worker_id] = WorkerBeat(worker_id, self.now_ms, slots)
 
     # lease (M-11 to M-14) -----------------------------------------------------------------------
 
@@ -305,12 +302,12 @@ class MemoryStore:
         job = self.guard(lease, "extend")
         if isinstance(job, LeaseLost):
             return job
-        if 3 * (job.lease_until_ms - self._now_ms) < 2 * self.options.lease_ms:
-            self._renew(job, lease.token)
+        if 3 * (job.lease_until_ms - self.now_ms) < 2 * self.options.lease_ms:
+            self._extend_lease(job, lease.token)
         return self._lease_of(job)
 
-    def _renew(self, job: StoredJob, token: str) -> None:
-        until_ms = self._now_ms + self.options.lease_ms
+    def _extend_lease(self, job: StoredJob, token: str) -> None:
+        until_ms = self.now_ms + self.options.lease_ms
         if until_ms > job.lease_until_ms:
             self._step(job, "extend", "running", by=token, lease_until_ms=until_ms)
 
@@ -369,7 +366,7 @@ class MemoryStore:
         if kind in ("snooze", "release"):
             changes["attempt"] = job.attempt - 1
         if kind in ("retry", "snooze"):
-            changes["due_ms"] = self._now_ms + delay_ms if delay_ms > 0 else 0
+            changes["due_ms"] = self.now_ms + delay_ms if delay_ms > 0 else 0
             changes["turn"] = next(self._turns)  # a released job keeps its turn
         state = _FINAL_STATES.get(kind, "waiting")
         self._step(job, kind, state, by=outcome.lease.token, event=event, **changes)
@@ -399,7 +396,7 @@ class MemoryStore:
         """
         jobs = [] if self.paused else self._unfinished.values()
         times = (job.lease_until_ms or job.due_ms for job in jobs)
-        left_ms = min((ms for ms in times if ms), default=2**53) - self._now_ms
+        left_ms = min((ms for ms in times if ms), default=2**53) - self.now_ms
         return min(max(left_ms, 1), self.options.lease_ms)
 
     def _do_what_is_due(self) -> int:
@@ -409,10 +406,10 @@ class MemoryStore:
             if job.state == "running":
                 if self.ran_out(job):
                     self.reclaim(job)
-            elif 0 < job.expires_ms <= self._now_ms:
+            elif 0 < job.expires_ms <= self.now_ms:
                 why = f"not started within its time to live of {job.new.ttl_ms} ms"
                 self._bury(job, "expire", "expired", why)
-            elif job.turn and 0 < job.due_ms <= self._now_ms:
+            elif job.turn and 0 < job.due_ms <= self.now_ms:
                 due.append(job)
         for job in sorted(due, key=lambda job: job.due_ms):
             job.due_ms, job.turn = 0, next(self._turns)
@@ -420,7 +417,7 @@ class MemoryStore:
 
     def ran_out(self, job: StoredJob) -> bool:
         """Whether the lease of a running job is over."""
-        return job.lease_until_ms <= self._now_ms
+        return job.lease_until_ms <= self.now_ms
 
     def reclaim(self, job: StoredJob) -> None:
         """Take back a lease that ran out; the job keeps its turn (M-13)."""
@@ -434,7 +431,7 @@ class MemoryStore:
 
     def _trim(self) -> int:
         """Remove what finished longer than `keep_ms` ago, and the oldest journal events."""
-        before_ms = self._now_ms - self.options.keep_ms
+        before_ms = self.now_ms - self.options.keep_ms
         finished = (job for job in self.jobs.values() if job.state in MACHINE.final)
         old = [job for job in finished if job.updated_ms < before_ms]
         for job in old:
@@ -495,12 +492,12 @@ class MemoryStore:
             totals=dict(self._totals),
             paused=self.paused,
             workers=len(self.workers()),
-            oldest_waiting_ms=self._now_ms - min(waiting_ms, default=self._now_ms),
+            oldest_waiting_ms=self.now_ms - min(waiting_ms, default=self.now_ms),
         )
 
     def workers(self) -> list[WorkerBeat]:
         """The workers that claimed or reported their slots lately."""
-        silent_ms = self._now_ms - 2 * self.options.lease_ms
+        silent_ms = self.now_ms - 2 * self.options.lease_ms
         return [beat for beat in self._workers.values() if beat.last_ms >= silent_ms]
 
     # steps, each of them one journal event ------------------------------------------------------
@@ -543,7 +540,7 @@ class MemoryStore:
         for name, value in changes.items():
             setattr(job, name, value)
         token, worker_id = token or job.token, job.worker_id or worker_id
-        job.state, job.updated_ms, job.ver = to_state, self._now_ms, job.ver + 1
+        job.state, job.updated_ms, job.ver = to_state, self.now_ms, job.ver + 1
         if to_state in ("waiting", "running"):
             self._unfinished[job.new.job_id] = job
         else:
@@ -559,7 +556,7 @@ class MemoryStore:
     def _add_event(self, job: StoredJob, kind: str, step: str, data: bytes) -> None:
         """Add to the job's own events."""
         event_id = str(self.journal_length)
-        event = JobEvent(event_id=event_id, type=kind, ts_ms=self._now_ms, step=step, data=data)
+        event = JobEvent(event_id=event_id, type=kind, ts_ms=self.now_ms, step=step, data=data)
         job.events.append(event)
 
     @property
@@ -574,7 +571,7 @@ class MemoryStore:
 
     def _write(self, kind: str, *, job_id: str = "", **fields: Any) -> None:
         self._totals[kind] += 1
-        fields |= {"contract": "memory", "queue": self.name, "ts_ms": self._now_ms}
+        fields |= {"contract": "memory", "queue": self.name, "ts_ms": self.now_ms}
         seq = str(self.journal_length + 1)
         self._journal.append(JournalEvent(seq=seq, job_id=job_id, type=kind, **fields))
 
@@ -586,6 +583,8 @@ def _check(new: NewJob) -> Any:
         raise UsageError(f"ttl_ms is positive or left out, not {new.ttl_ms}")
     if new.idempotency_key:
         check_key(new.idempotency_key)
+    if unknown := ", ".join(new.options.keys() - {"retry_delay_ms"}):
+        raise UsageError(f"no such job option: {unknown}; there is retry_delay_ms")
     return msgspec.json.decode(new.payload)
 
 

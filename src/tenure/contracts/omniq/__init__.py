@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from tenure.core.journal import StreamFormat
     from tenure.store.redis import Redis
 
+__all__ = [
+    "Client",
+    "JobContext",
+    "NotActive",
+    "OmniqJournal",
+    "OmniqLedger",
+    "OmniqQueue",
+    "Paused",
+    "Refused",
+    "Reserved",
+    "SyncClient",
+    "TokenMismatch",
+]
+
 _MODULE_OF = {
     "Client": "client",
     "JobContext": "consume",
@@ -130,4 +144,6 @@ asyncio.run(main())""",
     ),
     foreign_writers=True,
     is_timed=True,
+    submit_options=frozenset({"group"}),
+    has_flows=False,  # version 1 has no step that ends one job and begins another
 )

@@ -91,7 +91,7 @@ class Calls:
         return [answers[at] for at in range(len(job_ids))]
 
 
-async def insist(call: Any) -> Any:
+async def until_answered(call: Any) -> Any:
     """Repeat a call until the store answers, for about two seconds."""
     return await resend(
         call, tries=_TRIES_MAX, patience_s=_PATIENCE_S, final_errors=ServerError, pause_s=_pause_s

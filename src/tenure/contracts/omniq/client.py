@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, Unpack
 import msgspec
 
 from tenure.contracts.omniq import options as names
-from tenure.contracts.omniq.calls import SCRIPTS, Calls, insist
+from tenure.contracts.omniq.calls import SCRIPTS, Calls, until_answered
 from tenure.contracts.omniq.consume import Handler, consume
 from tenure.contracts.omniq.monitor import Monitor
 from tenure.contracts.omniq.options import Options, OptionValue, Refused, refusal
@@ -48,7 +48,7 @@ from tenure.store.redis_queue import in_batches
 Lane = Literal["wait", "gwait", "delayed", "failed", "completed"]
 _LANES: tuple[Lane, ...] = ("wait", "gwait", "delayed", "failed", "completed")
 
-_TEND_STEP = 200
+_UPKEEP_STEP = 200
 _COUNTER_CHARS_MAX = 128
 
 
@@ -161,7 +161,9 @@ class Client:
 
         async def send(batch: Sequence[Publication]) -> list[str]:
             args = script_args(batch)
-            _, *others = await insist(lambda: calls.run_once("publish", (now_ms,), 0, 0, *args))
+            _, *others = await until_answered(
+                lambda: calls.run_once("publish", (now_ms,), 0, 0, *args)
+            )
             for _, status, job_id, _ in others:
                 if status == b"conflict":
                     raise Conflict(
@@ -191,7 +193,7 @@ class Client:
 
     async def _reserve(self, queue: str, limit: int, now_ms: int) -> tuple[bytes, list[Reserved]]:
         claimer = self._of(queue).claimer
-        reply = await insist(lambda: claimer.once(limit, now_ms=now_ms, tends=False))
+        reply = await until_answered(lambda: claimer.once(limit, now_ms=now_ms, with_upkeep=False))
         _warn_quarantined(queue, claimer.quarantine.take())
         return reply[0], [_reserved(*row) for row in reply[4]]
 
@@ -229,13 +231,15 @@ class Client:
     ) -> Any:
         calls, claimer, options = self._of(queue)
         last_error = cut_error(error)
-        # Repetitions by `insist` carry the same id, and only they get the first answer again.
+        # A call that is repeated carries the same id, and only it gets the first answer again.
         request = secrets.token_hex(8)
         args: tuple[Arg, ...] = (
             options.keep_completed, options.keep_failed, jitter(), request,
             job_id, token, "", kind, 0, "", "", last_error, "", "error" if last_error else "",
         )  # fmt: skip
-        (reply,) = await insist(lambda: calls.run_once("settle", (now_ms, self._worker_id), *args))
+        (reply,) = await until_answered(
+            lambda: calls.run_once("settle", (now_ms, self._worker_id), *args)
+        )
         if reply != 1 and reply[0] == b"lost":
             raise refusal(job_id, reply[1])
         claimer.release(job_id)
@@ -247,17 +251,17 @@ class Client:
         self, queue: str, max_promote: int = 1000, now_ms_override: int = 0
     ) -> int:
         """Move due jobs into their lanes; returns how many."""
-        return await self._tend(queue, "promote_delayed", max_promote, now_ms_override)
+        return await self._upkeep(queue, "promote_delayed", max_promote, now_ms_override)
 
     async def reap_expired(self, queue: str, max_reap: int = 1000, now_ms_override: int = 0) -> int:
         """Take back expired leases; returns how many."""
-        return await self._tend(queue, "reap_expired", max_reap, now_ms_override)
+        return await self._upkeep(queue, "reap_expired", max_reap, now_ms_override)
 
-    async def _tend(self, queue: str, name: str, most: int, now_ms: int) -> int:
+    async def _upkeep(self, queue: str, name: str, most: int, now_ms: int) -> int:
         """Work in steps, so that a thousand due jobs do not block the server's other clients."""
         done, recount = 0, False
         while done < most:
-            step = min(_TEND_STEP, most - done)
+            step = min(_UPKEEP_STEP, most - done)
             _, count, *orphans = await self._run(queue, name, now_ms, step, 1)
             done += count
             recount = recount or 1 in orphans
@@ -279,7 +283,7 @@ class Client:
     async def is_paused(self, queue: str) -> bool:
         """Whether the queue is paused."""
         key = f"{names.queue_base(queue)}:paused"
-        return bool(await insist(lambda: self._redis.call("EXISTS", key)))
+        return bool(await until_answered(lambda: self._redis.call("EXISTS", key)))
 
     # -- administration ---------------------------------------------------------------------------
 
@@ -331,7 +335,7 @@ class Client:
 
     async def _count(self, key: str, name: str, *args: Arg) -> Any:
         anchor = f"{_counter(key)}:meta"
-        return await insist(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
+        return await until_answered(lambda: self._redis.run(SCRIPTS[name], [anchor], args))
 
     async def consume(self, queue: str, handler: Handler, **settings: Any) -> None:
         """Run `handler(ctx)` for every job until a signal or the event `stop`.
@@ -349,7 +353,7 @@ class Client:
 
     async def _run(self, queue: str, name: str, *args: Arg) -> Any:
         calls = self._of(queue).calls
-        return await insist(lambda: calls.run(name, *args))
+        return await until_answered(lambda: calls.run(name, *args))
 
     def _of(self, queue: str) -> _OneQueue:
         found = self._queues.get(queue)

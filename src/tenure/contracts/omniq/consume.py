@@ -153,13 +153,10 @@ async def consume(
     `ctx.exec`. `beat_s` is the longest time between two extensions of a lease.
     """
     # Only a consumer needs the worker; other users of this contract do not load it.
-    import structlog
-
     from tenure.worker import Settings, Worker
-    from tenure.worker.telemetry import configure_logs
+    from tenure.worker.telemetry import ensure_logs
 
-    if not structlog.is_configured():
-        configure_logs(level="warning")
+    ensure_logs(level="warning")
     settings = Settings(
         concurrency=concurrency,
         claim_wait_ms=_CLAIM_WAIT_MS,

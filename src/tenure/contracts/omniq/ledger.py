@@ -22,6 +22,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.journal import HEAD, LineFormat, RedisJournal
 from tenure.store.redis import Redis
 from tenure.store.redis_queue import (
@@ -37,6 +38,7 @@ from tenure.store.redis_queue import (
     read_all,
     readable,
 )
+from tenure.store.redis_records import RedisRecords
 
 _STATES = ("wait", "delayed", "active", "completed", "failed")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)
@@ -85,7 +87,7 @@ class OmniqLedger(RedisLedger):
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures()
+        return LedgerFeatures(schedules=StoredSchedules(RedisRecords(self._redis, self._prefix)))
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None if it does not exist or was trimmed."""

@@ -101,7 +101,7 @@ class Refused(Conflict):
 
 
 _REASONS = {
-    "NOT_ACTIVE": "NOT_ACTIVE: the job is not leased to anybody",
+    "NOT_ACTIVE": "NOT_ACTIVE: no worker holds a lease on the job",
     "TOKEN_REQUIRED": "TOKEN_MISMATCH: no lease token was given",
     "TOKEN_MISMATCH": "TOKEN_MISMATCH: another token holds the job, or it has ended",
 }

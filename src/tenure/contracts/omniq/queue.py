@@ -31,6 +31,7 @@ from tenure.core.job import NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Failure, Outcome, Verdict, verdict_of
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import (
     BATCH_MAX,
@@ -43,8 +44,9 @@ from tenure.store.redis_queue import (
     safe_worker_id,
     submit_valid,
 )
+from tenure.store.redis_records import RedisRecords
 
-_TEND_MAX = 100
+_UPKEEP_MAX = 100
 _BLOCK_MS = 5_000
 _PAUSED_POLL_MS = 200
 _ERROR_BYTES_MAX = 4096
@@ -70,10 +72,10 @@ class OmniqClaimer:
         self._wake_key = f"{queue_base(options.queue)}:wake"
         self._wake_read: asyncio.Task[Any] | None = None
 
-    async def once(self, limit: int, *, now_ms: int = 0, tends: bool = True) -> Any:
+    async def once(self, limit: int, *, now_ms: int = 0, with_upkeep: bool = True) -> Any:
         """One claim: (state, now_ms, last wake id, next due_ms, lease rows, quarantined).
 
-        With `tends` it first promotes due jobs and takes back expired leases.
+        With `with_upkeep` it first promotes due jobs and takes back expired leases.
         """
         await self._claims.take_turn()
         try:
@@ -86,7 +88,7 @@ class OmniqClaimer:
                 self._claims.instance,
                 self._claims.number,
                 secrets.token_hex(16),
-                _TEND_MAX if tends else 0,
+                _UPKEEP_MAX if with_upkeep else 0,
                 jitter(),
                 self._options.keep_completed,
                 self._options.keep_failed,
@@ -162,6 +164,7 @@ class OmniqQueue:
         self.slots = 0
         self._calls = Calls(redis, options.queue)
         self._claimer = OmniqClaimer(self._calls, options, self.worker_id)
+        self._schedules = StoredSchedules(RedisRecords(redis, f"{queue_base(options.queue)}:"))
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""
@@ -255,6 +258,8 @@ class OmniqQueue:
             lease_ms=self._options.timeout_ms,
             claim_max=BATCH_MAX,
             take_quarantined=self.take_quarantined,
+            contract=CONTRACT,
+            schedules=self._schedules,
         )
 
     def take_quarantined(self) -> list[Quarantined]:

@@ -1,8 +1,9 @@
 """Repairs a queue that other programs left inconsistent, in steps that do not block the server.
 
 OmniQ 1.x moves jobs and does not update `stats` and `idx`. If a leased job's hash is deleted, its
-group's slot stays taken. If a lane is overwritten, its jobs are in no lane. Upkeep detects this and
-calls `repair`.
+group's slot stays taken. A lane, in OmniQ's words, is the list or sorted set that holds the ids of
+the jobs of one state, or of one group that wait. If a lane is overwritten, its jobs are in no lane.
+Upkeep detects this and calls `repair`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tenure.store.redis_queue import read_all
 _STEP = 500
 _OVERLAP = 100
 _STATES = ("wait", "active", "delayed", "failed", "completed")
-# Every step of a job changes at least one of these fields.
+# Every step of a job changes at least one of these fields. `tn` is ours (see lua/include/head.lua).
 _CHANGED = ("state", "attempt", "updated_ms", "lease_token", "tn")
 
 

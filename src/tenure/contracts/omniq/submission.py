@@ -17,6 +17,7 @@ import msgspec
 
 from tenure.contracts.omniq.options import (
     BACKOFF_MS,
+    CONTRACT,
     MAX_ATTEMPTS,
     TIMEOUT_MS,
     Options,
@@ -35,6 +36,7 @@ from tenure.core.job import (
     scoped_key,
     submitted,
 )
+from tenure.core.portable import check_job_options
 from tenure.store.redis import Arg
 
 Backoff = Literal["fixed", "exponential"]
@@ -242,10 +244,7 @@ def _check_new_job(job: NewJob, job_id: str) -> None:
         raise InvalidJob(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
     check_job(job)
     check_trace(job.trace)
-    if job.ttl_ms is not None:
-        raise InvalidJob("OmniQ jobs have no time to live; leave ttl_ms out")
-    if job.priority:
-        raise InvalidJob("OmniQ has no priorities; leave it out, or use a group per kind of work")
+    check_job_options(CONTRACT, job)
     if not job.payload.lstrip().startswith(_STARTS):
         raise InvalidJob('an OmniQ payload is a JSON object or array; wrap it: {"value": ...}')
 

@@ -1,8 +1,9 @@
 """The `plane` contract: a control plane over HTTP, whose workers need no inbound port.
 
-`plane+http://host:8470?streams=jobs:high,jobs:low` is for workers. `plane+sqlite:///plane.db` and
-`plane+postgresql://user@host/database` are the plane itself, for a gateway or for a producer with
-access to the database. Here is the descriptor; what it opens is imported on first use.
+`plane+http://host:8470?streams=jobs:high,jobs:low` is for workers and clients.
+`plane+sqlite:///plane.db` and `plane+postgresql://user@host/database` are the plane itself, for a
+gateway or for a producer with access to the database. Here is the descriptor; what it opens is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tenure.contracts.plane.ledger import PlaneJournal, PlaneLedger
     from tenure.contracts.plane.model import PlaneOptions, WorkerOptions
     from tenure.contracts.plane.queue import PlaneQueue
+    from tenure.contracts.plane.remote.ledger import RemoteLedger, RemoteNews
     from tenure.core.endpoint import Endpoint, Submits
     from tenure.core.journal import SqlFormat
     from tenure.sql.engine import Engine
@@ -35,14 +37,14 @@ MACHINE = Machine(
         "FAILED": ("QUEUED", "DLQ"),
     },
     reopen={"SUCCEEDED": ("QUEUED",), "DLQ": ("QUEUED",)},
-    walks=(("QUEUED", "RUNNING", "FAILED"),),
-    overtake_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
+    combined_steps=(("QUEUED", "RUNNING", "FAILED"),),
+    order_slack_ms=30_000,  # a message that Redis lost goes out again only after `resend_ms`
 )
 
 
 def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
     if url.store.startswith("http"):
-        from tenure.contracts.plane.remote import open_remote  # imports ssl
+        from tenure.contracts.plane.remote.queue import open_remote  # imports ssl
 
         return open_remote(url, worker_id=worker_id)
     from tenure.contracts.plane.plane import LocalQueue, Plane
@@ -53,10 +55,13 @@ def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
     return LocalQueue(Plane(engine, options, redis=redis), worker_id=worker_id)
 
 
-def _open_ledger(url: QueueUrl) -> PlaneLedger:
+def _open_ledger(url: QueueUrl) -> PlaneLedger | RemoteLedger:
+    if url.store.startswith("http"):
+        from tenure.contracts.plane.remote.ledger import open_remote_ledger
+
+        return open_remote_ledger(url)
     from tenure.contracts.plane.ledger import PlaneLedger
 
-    _require_database(url)
     return PlaneLedger(*_open_parts(url, pinned=False))
 
 
@@ -65,6 +70,15 @@ def _open_journal(url: QueueUrl) -> PlaneJournal:
 
     _require_database(url)
     return PlaneJournal(*_open_parts(url))
+
+
+def _open_news(url: QueueUrl) -> PlaneJournal | RemoteNews:
+    """What names the jobs that move: the journal, or over HTTP a long poll."""
+    if not url.store.startswith("http"):
+        return _open_journal(url)
+    from tenure.contracts.plane.remote.ledger import open_remote_news
+
+    return open_remote_news(url)
 
 
 def _open_database(url: QueueUrl) -> Engine:
@@ -106,8 +120,8 @@ def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOpt
 def _require_database(url: QueueUrl) -> None:
     if url.store.startswith("http"):
         raise UsageError(
-            f"{url.safe} is a worker's side; read the plane through its gateway, or at its "
-            "database with plane+sqlite:// or plane+postgresql://",
+            f"{url.safe} has no journal and no database to open; name the plane at its database, "
+            "with plane+sqlite:// or plane+postgresql://",
             contract="plane",
         )
 
@@ -133,7 +147,7 @@ CONTRACT = Contract(
     read_options=_read_options,
     example_url="plane+sqlite:///jobs.db",
     journal_format=_journal_format,
-    parts={"database": _open_database},
+    parts={"database": _open_database, "news": _open_news},
     routes=_routes,
     samples=_samples,
     submit_example=(
@@ -143,4 +157,5 @@ curl -s {base}/v1/plane/jobs -H 'content-type: application/json' \\
   -d {body}""",
     ),
     lost_max_option="lost_max",
+    submit_options=frozenset({"priority", "ttl_s"}),
 )

@@ -98,7 +98,7 @@ class _StreamRotation:
 
 # How often to look without a notice: at random times, so that planes do not look all at once.
 POLL_MS = (500, 1_500)
-# Listening goes on for so long after the last waiter left: workers claim again soon.
+# Listening goes on for this long after the last waiter left: workers claim again soon.
 IDLE_S = 30.0
 
 
@@ -151,7 +151,7 @@ class Waiters:
                 return
 
     def set_due(self, stream: str, due_in_ms: int) -> None:
-        """Look again in so many milliseconds, when a job of the stream is due (0: none known)."""
+        """A job of the stream is due in `due_in_ms`: look again then (0: none is known)."""
         self._due_ms[stream] = due_in_ms
 
     def end(self) -> None:

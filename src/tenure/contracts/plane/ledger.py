@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -17,10 +17,11 @@ from tenure.contracts.plane.model import (
     queue_of,
     stream_of,
 )
+from tenure.contracts.plane.news import NewsTail
 from tenure.core.errors import UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent, SqlFormat
-from tenure.core.seam import Counts, LedgerFeatures, Page, Query, WorkerBeat
+from tenure.core.seam import NOW, Counts, LedgerFeatures, Page, Query, WorkerBeat
 from tenure.sql.engine import PLANE, ROW_MACHINE, Engine
 from tenure.sql.sql_ledger import EVENT_FIELDS, SqlJournal, SqlLedger
 
@@ -39,12 +40,13 @@ class PlaneLedger:
             name: SqlLedger(engine, options.settings(name), ROW_MACHINE) for name in options.names
         }
         self.default_stream = options.names[0]
+        self.news = NewsTail(PlaneJournal(engine, options), self.requesters)
         self._first = next(iter(self._ledgers.values()))
 
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(unfinished=self.unfinished)
+        return LedgerFeatures(unfinished=self.unfinished, schedules=self._first.features.schedules)
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None when there is none (any more)."""
@@ -57,6 +59,13 @@ class PlaneLedger:
         return [
             {"attempt_id": attempt_id_of(job_id, each["claim_version"]), **each} for each in found
         ]
+
+    async def requesters(self, job_ids: Collection[str]) -> dict[str, str]:
+        """Whose jobs these are, of those that exist."""
+        if not job_ids:
+            return {}
+        rows = await self._engine.run(PLANE, "plane_leases", [(job_id,) for job_id in job_ids])
+        return {row["job_id"]: row["requester_id"] for row in rows}
 
     async def find(self, query: Query) -> Page:
         """Jobs newest first within a stream, one stream after the other."""
@@ -164,6 +173,7 @@ class PlaneLedger:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self.news.close()
         await self._engine.close()
 
     async def _apply(self, operation: str, job_ids: Sequence[str]) -> list[str]:
@@ -219,24 +229,45 @@ class PlaneJournal:
         return [_translate_event(event) for event in merged[:limit]]
 
     async def wait(self, *, after: str, wait_ms: int) -> list[JournalEvent]:
-        """Like `read`, but waits for the first event; `after` "$" means from now on."""
+        """Like `read`, but waits for the first event; `after` may be `NOW`."""
         if len(self._journals) == 1:
             events = await self._journals[0].wait(after=after, wait_ms=wait_ms)
             return [_translate_event(event) for event in events]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after == "$":
+        if after == NOW:
             after = str(await self._engine.settled_position())
         while True:
+            for journal in self._journals:
+                await journal.arm()
             events = await self.read(after=after)
             left_ms = round((deadline - loop.time()) * 1000)
             if events or left_ms <= 0:
                 return events
-            await asyncio.sleep(min(left_ms, _POLL_MS) / 1000)
+            await self._wait_any(min(left_ms, _POLL_MS))
+
+    async def _wait_any(self, wait_ms: int) -> None:
+        """Return when one of the streams may have news."""
+        waits = [asyncio.ensure_future(each.notified(wait_ms)) for each in self._journals]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def last(self) -> str:
+        """The position up to which no open transaction can still add an event."""
+        return str(await self._engine.settled_position())
 
     def since(self, ts_ms: int) -> str:
-        """A position before everything that happened since then."""
+        """A cursor before every event since this time, and before some earlier ones."""
         return self._journals[0].since(ts_ms)
+
+    async def stop_listening(self) -> None:
+        """Listen for nothing any more; the connections stay open."""
+        for journal in self._journals:
+            await journal.stop_listening()
 
     async def close(self) -> None:
         """Close the connections."""

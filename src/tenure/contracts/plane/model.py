@@ -9,11 +9,11 @@ from typing import Protocol
 import msgspec
 
 from tenure.core.errors import LeaseLost, UsageError
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.registry import check_least
-from tenure.core.seam import Upkeep
+from tenure.core.seam import Schedules, Upkeep
 from tenure.sql.engine import PLANE, QueueSettings, SqlOptions
 
 CONTRACT = "plane"
@@ -74,7 +74,7 @@ class PlaneOptions(SqlOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     streams carry the messages; without it a job's own row is its message. `resend_ms` is how long a
     message may be under way before upkeep checks whether Redis still has it. `upkeep_ms` is how
     often a served plane runs upkeep (0: never; claims still reclaim expired leases). `fair_every`:
-    every so many claims begin with another stream than the first, so that a full stream does not
+    one of this many claims begins with another stream than the first, so that a full one does not
     starve the others (0: never). `namespace` is a prefix of the streams' names in Redis.
     """
 
@@ -166,6 +166,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class PlaneApi(Protocol):
     """The calls of a plane for workers and producers."""
 
+    schedules: Schedules
+
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; `options["stream"]` says where, else it is the first stream."""
 
@@ -180,6 +182,9 @@ class PlaneApi(Protocol):
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """End leases."""
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for."""
 
     async def upkeep(self, worker_id: str, *, slots: int = 0) -> Upkeep:
         """Run a round of upkeep; `slots` is how many jobs the worker runs at once (0: unknown)."""

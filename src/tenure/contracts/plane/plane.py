@@ -21,15 +21,18 @@ import msgspec
 from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.claims import Claims, Tokens, Waiters, read_tokens
 from tenure.contracts.plane.model import CONTRACT, Claim, PlaneOptions, queue_of, stream_of, warn
-from tenure.contracts.plane.queue import PlaneQueue
+from tenure.contracts.plane.queue import PlaneQueue, WorkerFlows
 from tenure.contracts.plane.transports import MessageTransport, RowTransport, Transport, calls_max
 from tenure.core.errors import LeaseLost, StoreError, UsageError
-from tenure.core.job import NewJob, Submitted
+from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
 from tenure.core.retry import delay_ms, exponential
-from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.core.seam import Quarantined, QueueFeatures, Schedules, Upkeep
+from tenure.plans.flow import StoredFlows, continued, step_of
+from tenure.plans.schedule import StoredSchedules
 from tenure.sql.engine import PLANE, Engine
+from tenure.sql.records import SqlRecords
 from tenure.sql.sql_queue import SqlQueue
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
@@ -42,6 +45,7 @@ _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _HEARTBEAT_S = 5.0
 _WORKERS_MAX = 20_000
 _BATCH_MAX = 500
+_AHEAD_MS = 2_000  # so long before its time a job of a schedule is stored: two rounds of upkeep
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
 )
@@ -88,6 +92,9 @@ class Plane:
                 namespace=options.namespace,
                 resend_ms=options.resend_ms,
             )
+        records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
+        self.schedules: Schedules = StoredSchedules(records)
+        self.flows = StoredFlows(records, self.submit)
         self._has_priority = redis is None
         calls = calls_max(engine)
         self._extends: dict[bool, Batcher[Lease, Lease | LeaseLost]] = {
@@ -127,7 +134,7 @@ class Plane:
     async def extend(
         self, leases: Sequence[Lease], *, always: bool = False
     ) -> list[Lease | LeaseLost]:
-        """Unless `always`, renews only leases with under two thirds of their time left."""
+        """Unless `always`, extends only leases with under two thirds of their time left."""
         self.check_streams([lease.queue for lease in leases])
         return await self._extends[always](leases)
 
@@ -148,9 +155,29 @@ class Plane:
         return await self._by_stream([(each.lease, each) for each in checked], SqlQueue.report)
 
     async def settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
-        """End leases in the database, then acknowledge their messages."""
+        """End leases in the database, then acknowledge their messages.
+
+        The next jobs of a chain are stored before, if the lease is held.
+        """
         self.check_streams([outcome.lease.queue for outcome in outcomes])
+        completed = (each for each in outcomes if each.kind == "complete")
+        steps = [each for each in completed if step_of(each.lease.job_id) is not None]
+        if steps:
+            held = await self.extend([step.lease for step in steps])
+            after = {
+                step.lease.job_id: await continued(self.flows, step)
+                for step, lease in zip(steps, held, strict=True)
+                if not isinstance(lease, LeaseLost)
+            }
+            outcomes = [after.get(each.lease.job_id, each) for each in outcomes]
         return await self._settles(outcomes)
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for; raises `LeaseLost`."""
+        (held,) = await self.extend([lease])
+        if isinstance(held, LeaseLost):
+            raise held
+        return await self.flows.children(lease)
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         tokens = await self._read_tokens()
@@ -242,6 +269,7 @@ class Plane:
         rounds = [await self._upkeepers[stream].upkeep() for stream in chosen]
         if chosen == self.streams:
             await self._transport.upkeep()
+            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         for stream, done in zip(chosen, rounds, strict=True):
             if done.promoted or done.reclaimed:
                 await self._transport.note_requeued(stream)
@@ -343,12 +371,29 @@ def _invalidate_foreign_token(lease: Lease, tokens: Tokens) -> Lease:
     return msgspec.structs.replace(lease, token=f"not-of-this-stream:{lease.token}")
 
 
+class LocalFlows(WorkerFlows):
+    """The flows of a plane of this process: here a flow can also be started."""
+
+    def __init__(self, plane: Plane) -> None:
+        super().__init__(plane)
+        self._plane = plane
+
+    async def start(self, flow_id: str, stages: Sequence[Sequence[NewJob]]) -> Sequence[Submitted]:
+        """Store a flow in the first stream."""
+        return await self._plane.flows.start(flow_id, stages)
+
+    async def before(self, job_id: str) -> Sequence[str]:
+        """The jobs that a job waits for which is not stored yet."""
+        return await self._plane.flows.before(job_id)
+
+
 class LocalQueue(PlaneQueue):
     """The queue over a plane of this process; a gateway starts and drains it."""
 
     def __init__(self, plane: Plane, *, worker_id: str = "") -> None:
         super().__init__(plane, streams=plane.streams, worker_id=worker_id)
         self.plane = plane
+        self._flows = LocalFlows(plane)
 
     @property
     def features(self) -> QueueFeatures:
@@ -358,4 +403,5 @@ class LocalQueue(PlaneQueue):
             take_quarantined=self.plane.take_quarantined,
             start=self.plane.start,
             drain=self.plane.drain,
+            flows=self._flows,
         )

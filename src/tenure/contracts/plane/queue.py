@@ -9,15 +9,42 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from tenure.contracts.plane.model import Claim, PlaneApi
-from tenure.core.errors import LeaseLost
-from tenure.core.job import NewJob, Submitted
+from tenure.contracts.plane.model import CONTRACT, Claim, PlaneApi
+from tenure.core.errors import LeaseLost, UsageError
+from tenure.core.job import Children, NewJob, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import QueueFeatures, Upkeep
 
 _LIMIT_MAX = 500
 _LOST_MAX = 20
+
+
+class WorkerFlows:
+    """The flows of a plane as its workers see them. The plane itself submits the next jobs."""
+
+    def __init__(self, api: PlaneApi) -> None:
+        self._api = api
+
+    async def start(self, flow_id: str, stages: Sequence[Sequence[NewJob]]) -> Sequence[Submitted]:
+        """Refuse: the later jobs are kept at the plane's database."""
+        raise UsageError(
+            "a plane over HTTP is a worker's side; chain and gather jobs at its database, "
+            "plane+sqlite:// or plane+postgresql://",
+            contract=CONTRACT,
+        )
+
+    async def finished(self, job_id: str, result: bytes) -> Sequence[Submitted]:
+        """Nothing to do: the plane submits the next jobs when it settles this one."""
+        return ()
+
+    async def before(self, job_id: str) -> Sequence[str]:
+        """Unknown to a worker."""
+        return ()
+
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for."""
+        return await self._api.children(lease)
 
 
 class PlaneQueue:
@@ -33,7 +60,13 @@ class PlaneQueue:
     @property
     def features(self) -> QueueFeatures:
         """What it has beyond the seam."""
-        return QueueFeatures(claim_max=_LIMIT_MAX, holds_nul=False)
+        return QueueFeatures(
+            claim_max=_LIMIT_MAX,
+            holds_nul=False,
+            contract=CONTRACT,
+            schedules=self._api.schedules,
+            flows=WorkerFlows(self._api),
+        )
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key answers with its job."""

@@ -12,9 +12,13 @@ import msgspec
 from tenure.contracts.plane import MACHINE
 from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Claim, fence_of
+from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
+from tenure.contracts.plane.schedules import ScheduleRoutes
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
+    ChildrenRequest,
+    ChildrenResult,
     ClaimRequest,
     ClaimResult,
     ClaimResults,
@@ -46,6 +50,7 @@ from tenure.contracts.plane.schemas import (
     failed_outcome,
     heartbeat_result,
     job_view,
+    lease_of,
     partial_lease,
     report_of,
     require,
@@ -83,7 +88,6 @@ from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_with_retry
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
-_EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
@@ -123,14 +127,13 @@ class _JobRoutes:
     async def follow(self, call: Call) -> Answer | Follow:
         """The job's events after a position; 204 if none can follow, which ends a client."""
         after = call.headers.get("last-event-id", "") or call.query.last_event_id
-        if after and not _EVENT_ID.fullmatch(after):
-            raise Refused("bad_cursor", f"{after[:60]!r} is not an event id such as 3")
+        check_position(after)
         record = await self._record(call)
         ended = after and record.state in MACHINE.final
         if ended and not await self._ledger.events(record.job_id, after=after, limit=1):
             return Answer(204)
         masked = not call.caller.owns(record.requester)
-        return Follow(record.job_id, record.state, after, masked)
+        return Follow(record.job_id, record.state, after, masked, record.origin)
 
     async def cancel(self, call: Call) -> Answer:
         """A waiting job ends now (200); a running one through its worker (202)."""
@@ -145,7 +148,7 @@ class _JobRoutes:
         attempts = await self._ledger.attempts(record.job_id)
         if not call.caller.owns(record.requester):
             errors = [each["error"].encode() for each in attempts]
-            masked = await self._redaction.apart(
+            masked = await self._redaction.in_thread_if_large(
                 sum(map(len, errors)), lambda: [self._redaction.error(each) for each in errors]
             )
             attempts = [
@@ -263,11 +266,12 @@ class _JobRoutes:
                 handle=self.cancel,
                 replies={
                     200: Reply("The job was waiting and has ended.", PlaneJobView),
-                    202: Reply("The job is running; its worker is told.", PlaneJobView),
+                    202: Reply("The job is running; its worker is asked to stop it.", PlaneJobView),
                 },
                 problems=(404, 409),
                 tag="plane",
             ),
+            *NewsRoutes(self._ledger, self._ledger.news, self._redaction, self._record).endpoints(),
         ]
 
 
@@ -446,6 +450,16 @@ class _WorkerRoutes:
         ]
         return Answer(200, ReportResults(results))
 
+    async def children(self, call: Call) -> Answer:
+        """The results of the jobs that a running job waited for."""
+        lease = lease_of(call.body)
+        _check_streams(call.caller, {lease.queue})
+        try:
+            found = await self._plane.children(lease)
+        except LeaseLost as lost:
+            return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
+        return Answer(200, ChildrenResult(ok=True, results=found.results))
+
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
         body: UpkeepRequest = call.body
@@ -464,6 +478,13 @@ class _WorkerRoutes:
             ("complete", "End with a result", self.complete, CompleteRequest, settle_reply),
             ("fail", "End without a result", self.fail, FailRequest, settle_reply),
             ("report", "Publish news of an attempt", self.report, ReportRequest, ReportResults),
+            (
+                "children",
+                "Read the results a job waited for",
+                self.children,
+                ChildrenRequest,
+                ChildrenResult,
+            ),
             ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
         return [_worker_endpoint(*row) for row in rows]
@@ -534,4 +555,6 @@ def open_routes(
 
 def open_worker_routes(queue: HasPlane) -> list[Endpoint]:
     """The endpoints of workers."""
-    return _WorkerRoutes(queue.plane).endpoints()
+    plane = queue.plane
+    schedules = ScheduleRoutes(plane.schedules, plane.streams, _check_streams)
+    return _WorkerRoutes(plane).endpoints() + schedules.endpoints()

@@ -37,7 +37,7 @@ def _worker_url(stores: Stores) -> str:
     return f"plane+{stores.gateway_url}?{query}"
 
 
-def _invitation(stores: Stores) -> str:
+def _hint(stores: Stores) -> str:
     return f"work from bash  examples/plane_worker.sh {stores.gateway_url} {_STREAMS[1]} cat"
 
 
@@ -80,7 +80,7 @@ FLOWS = (
         queue_url=_queue_url,
         produce=_produce,
         handlers={"report": _write_report},
-        invitation=_invitation,
+        hint=_hint,
         worker_url=_worker_url,
     ),
 )

@@ -19,12 +19,13 @@ from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobRecord, Submitted
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Failure, Outcome
+from tenure.core.portable import State, state_of
 
 BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20
 _TEXT_MAX = 512
 _DELAY_MS_MAX = 30 * 24 * 3600 * 1000
-_MOMENT_MAX = 253_402_300_799_999
+_TIME_MS_MAX = 253_402_300_799_999
 
 _Id = Annotated[str, Meta(min_length=1, max_length=_TEXT_MAX)]
 _Name = Annotated[str, Meta(max_length=_TEXT_MAX)]
@@ -81,6 +82,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True):
     gid: str = ""
     priority: int = 0
     trace: str = ""
+    ttl_ms: int = 0
 
 
 class ClaimResult(ClaimedJob, frozen=True, kw_only=True):
@@ -244,6 +246,17 @@ class ReportResults(msgspec.Struct, frozen=True):
     results: list[ReportResult]
 
 
+class ChildrenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of the jobs that a running job waited for, by their ids and in their order.
+
+    Without the lease there are none; `reason` says why.
+    """
+
+    ok: bool
+    results: dict[str, Any] = {}
+    reason: str = ""
+
+
 class SubmitResults(msgspec.Struct, frozen=True):
     """The answers to a batch of new jobs, in its order."""
 
@@ -268,6 +281,16 @@ class ReportRequest(RequestBody, frozen=True):
 
     worker_id: _Id
     reports: Annotated[list[ReportItem], Meta(max_length=BATCH_MAX)]
+
+
+class ChildrenRequest(RequestBody, frozen=True):
+    """Asks for the results of the jobs that a running job waited for."""
+
+    worker_id: _Id
+    job_id: _Id
+    attempt_id: _Id
+    lease_token: _Name
+    stream: _StreamName | StreamRef
 
 
 class UpkeepRequest(RequestBody, frozen=True):
@@ -350,12 +373,16 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaneJobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its JSON fields decoded and its attempts; times are Unix milliseconds."""
+    """A job with its JSON fields decoded and its newest 100 attempts; times are Unix milliseconds.
+
+    `status` is the contract's word for its state, `state` the one that all contracts share.
+    """
 
     job_id: str
     stream: str
     task: str
     status: str
+    state: State
     payload: Any
     result: Any
     error: Any
@@ -380,6 +407,7 @@ def job_view(record: JobRecord, attempts: list[dict[str, Any]]) -> PlaneJobView:
         stream=record.queue,
         task=record.task,
         status=record.state,
+        state=state_of(record),
         payload=_json(record.payload),
         result=_json(record.result),
         error=_json(record.error),
@@ -416,7 +444,7 @@ def _rfc3339(ms: int) -> str:
     >>> _rfc3339(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    at = datetime.fromtimestamp(min(max(ms, 0), _MOMENT_MAX) / 1000, UTC)
+    at = datetime.fromtimestamp(min(max(ms, 0), _TIME_MS_MAX) / 1000, UTC)
     text = at.isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -446,6 +474,7 @@ def claimed_job(lease: Lease, ttl_s: float, body: type[ClaimedJob] = ClaimedJob)
         gid=lease.gid,
         priority=lease.priority,
         trace=lease.trace,
+        ttl_ms=lease.ttl_ms,
     )
 
 
@@ -507,6 +536,11 @@ def report_of(item: ReportItem) -> Report:
         data=_utf8(item.data),
         progress=_utf8(item.progress),
     )
+
+
+def lease_of(item: ChildrenRequest) -> Lease:
+    """The lease that a request names."""
+    return _lease(item, "")
 
 
 def _utf8(raw: msgspec.Raw) -> bytes:

@@ -13,6 +13,7 @@ from tenure.contracts.plane.model import queue_of, warn
 from tenure.core.encoding import short_hash
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.lease import Lease
+from tenure.sql.claim import ttl_ms
 from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper
 from tenure.store.batcher import Batcher
@@ -21,8 +22,8 @@ from tenure.store.redis import Redis
 # While an old transaction is open, PostgreSQL keeps dead index entries at the head of a queue. So a
 # claim that got all it wanted continues where it stopped, and starts at the head every second.
 _HEAD = (-(2**31), -1)
-_HEAD_AGAIN_S = 1.0
-_LOOK_EVERY_S = 0.05
+_HEAD_EVERY_S = 1.0
+_CHECK_DUE_EVERY_S = 0.05
 _CLAIMERS_MAX = 100
 
 
@@ -58,11 +59,11 @@ class Transport(Protocol):
 class _Cursor:
     """Where the next claim of a stream begins."""
 
-    __slots__ = ("head_at", "looked_at", "position")
+    __slots__ = ("due_checked_at", "head_at", "position")
 
     def __init__(self) -> None:
         self.position = _HEAD
-        self.head_at = self.looked_at = float("-inf")
+        self.head_at = self.due_checked_at = float("-inf")
 
 
 class _ClaimRequest(NamedTuple):
@@ -102,19 +103,19 @@ class RowTransport:
 
     async def _take(self, stream: str, claimers: list[_ClaimRequest]) -> list[TakeResult]:
         cursor, now = self._cursors[stream], asyncio.get_running_loop().time()
-        if now - cursor.head_at > _HEAD_AGAIN_S:
+        if now - cursor.head_at > _HEAD_EVERY_S:
             cursor.position = _HEAD
-        look = now - cursor.looked_at > _LOOK_EVERY_S or cursor.position == _HEAD
-        if look:
-            cursor.looked_at = now
-        rows = await self._claim_rows(stream, claimers, look=look)
+        check_due = now - cursor.due_checked_at > _CHECK_DUE_EVERY_S or cursor.position == _HEAD
+        if check_due:
+            cursor.due_checked_at = now
+        rows = await self._claim_rows(stream, claimers, check_due=check_due)
         if rows[0]["overdue"]:
             await self._upkeepers[stream].due()
             cursor.position = _HEAD
-            rows = await self._claim_rows(stream, claimers, look=False)
+            rows = await self._claim_rows(stream, claimers, check_due=False)
         if rows[0]["job_id"] is None and cursor.position != _HEAD:
             cursor.position = _HEAD  # a requeued job may be before the position
-            rows = await self._claim_rows(stream, claimers, look=True)
+            rows = await self._claim_rows(stream, claimers, check_due=True)
         return self._distribute(stream, rows, claimers)
 
     async def acknowledge(self, stream: str, message_ids: Sequence[str]) -> None:
@@ -133,7 +134,7 @@ class RowTransport:
         """The connections belong to the plane."""
 
     async def _claim_rows(
-        self, stream: str, claimers: list[_ClaimRequest], *, look: bool
+        self, stream: str, claimers: list[_ClaimRequest], *, check_due: bool
     ) -> Sequence[Row]:
         cursor = self._cursors[stream]
         if cursor.position == _HEAD:
@@ -144,7 +145,7 @@ class RowTransport:
             [(each.worker_id, short_hash(each.token.encode()), each.limit) for each in claimers],
             queue=queue_of(stream),
             lease_ms=self._settings[stream].lease_ms,
-            look=look,
+            check_due=check_due,
             from_priority=cursor.position[0],
             from_seq=cursor.position[1],
         )
@@ -190,6 +191,7 @@ def lease_of(row: Row, stream: str, token: str, message_id: str = "") -> Lease:
         gid=row["gid"],
         priority=row["priority"],
         trace=row["trace"],
+        ttl_ms=ttl_ms(row),
         extra=why_unreadable(row) or None,
     )
 
@@ -199,9 +201,9 @@ _AGAIN = "again/"
 _SEND_MAX = 500
 _SWEEP_MAX = 500
 _REDIS_RETRY_S = 1.0
-# A submit that runs while the stream is registered does not see the registration, which does not
-# see its job: the job has no message. Later checks find such jobs: a few soon, and then one from
-# time to time, for transactions that another program kept open longer.
+# Race: a submit that is concurrent with the registration of its stream creates no outbox message.
+# Later checks send the messages of such jobs: a few checks soon, then one from time to time, for
+# transactions that another program keeps open longer.
 _RECHECK_S = (0.2, 2.0, 40.0)
 _RECHECK_EVERY_S = 300.0
 
@@ -245,14 +247,14 @@ class MessageTransport:
         self._undecided: defaultdict[str, list[_Message]] = defaultdict(list)
         self._ready: set[str] = set()
         self._rechecks: dict[str, list[float]] = {}
-        self._looked_at: dict[str, float] = {}
+        self._due_checked_at: dict[str, float] = {}
         self._relaying = {stream: asyncio.Lock() for stream in settings}
         self._retry_redis_at = 0.0
 
     # --- claims --------------------------------------------------------------------------------
 
     async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
-        await self._look(stream)
+        await self._promote_due(stream)
         messages = self._undecided[stream][:limit]
         del self._undecided[stream][:limit]
         if len(messages) < limit:
@@ -292,12 +294,12 @@ class MessageTransport:
             [lease_of(row, stream, token, messages[at - 1].id) for at, row in in_turn]
         )
 
-    async def _look(self, stream: str) -> None:
+    async def _promote_due(self, stream: str) -> None:
         """Promote jobs that are due and send their messages, at most every 50 ms."""
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at.get(stream, float("-inf")) < _LOOK_EVERY_S:
+        if now - self._due_checked_at.get(stream, float("-inf")) < _CHECK_DUE_EVERY_S:
             return
-        self._looked_at[stream] = now
+        self._due_checked_at[stream] = now
         await self._upkeepers[stream].due()
         await self.relay(stream)
 

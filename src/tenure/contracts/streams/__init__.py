@@ -111,4 +111,5 @@ curl -s {base}/v1/jobs -H 'content-type: application/json' \\
     lost_max_option="lost_max",
     is_fifo=True,
     is_timed=True,
+    submit_options=frozenset({"ttl_s"}),
 )

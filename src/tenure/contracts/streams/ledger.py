@@ -24,6 +24,7 @@ from tenure.core.seam import (
     first_page,
     is_full,
 )
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.journal import HEAD, LineFormat, RedisJournal
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_connection import is_wrong_type
@@ -38,6 +39,7 @@ from tenure.store.redis_queue import (
     matches,
     number,
 )
+from tenure.store.redis_records import RedisRecords
 
 _STATES = ("queued", "running", "done", "error", "canceled")
 _CURSOR = re.compile(r"[0-9]{1,18}:.*", re.DOTALL)
@@ -82,7 +84,12 @@ class StreamsLedger(RedisLedger):
     @property
     def features(self) -> LedgerFeatures:
         """What it has beyond the seam."""
-        return LedgerFeatures(unfinished=self.unfinished, changes=self.changes, waiter=self)
+        return LedgerFeatures(
+            unfinished=self.unfinished,
+            changes=self.changes,
+            waiter=self,
+            schedules=StoredSchedules(RedisRecords(self._redis, self._prefix)),
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         """The job, or None if it does not exist or has expired.

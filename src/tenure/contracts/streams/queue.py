@@ -32,8 +32,11 @@ from tenure.core.job import (
 )
 from tenure.core.lease import Lease, Report
 from tenure.core.outcome import COMPLETED, Outcome, Verdict, verdict_of
+from tenure.core.portable import check_job_options
 from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
+from tenure.plans.flow import StoredFlows
+from tenure.plans.schedule import StoredSchedules
 from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_connection import is_wrong_type
 from tenure.store.redis_queue import (
@@ -48,11 +51,13 @@ from tenure.store.redis_queue import (
     safe_worker_id,
     submit_valid,
 )
+from tenure.store.redis_records import RedisRecords
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
 _TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
+_TTL_DIGITS_MAX = 12
 _PRELOADED = ("claim", "settle", "extend")
 _CONSUMER_AGE_MS = 3_600_000
 _NEVER_MS = 10**9
@@ -86,6 +91,9 @@ class StreamsQueue:
         self._loaded = False
         self._quarantine = Quarantine()
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
+        records = RedisRecords(redis, f"{options.namespace}jobs:")
+        self._schedules = StoredSchedules(records)
+        self._flows = StoredFlows(records, self.submit)
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""
@@ -178,7 +186,13 @@ class StreamsQueue:
     @property
     def features(self) -> QueueFeatures:
         """What it has beyond the seam."""
-        return QueueFeatures(claim_max=BATCH_MAX, take_quarantined=self.take_quarantined)
+        return QueueFeatures(
+            claim_max=BATCH_MAX,
+            take_quarantined=self.take_quarantined,
+            contract=CONTRACT,
+            schedules=self._schedules,
+            flows=self._flows,
+        )
 
     def take_quarantined(self) -> list[Quarantined]:
         """Records quarantined since the last call."""
@@ -265,10 +279,11 @@ class StreamsQueue:
         return replies
 
     def _leases(self, groups: list[Any], now: int) -> list[Lease]:
-        lease_ms = self._options.lease_ms
+        lease_ms, default_ttl_s = self._options.lease_ms, b"%d" % self._options.ttl_s
         leases = []
         for task, fields, ttl_s, rows in groups:
             group = _LeaseGroup.parse(task, fields, ttl_s, now)
+            ttl_ms = 0 if ttl_s == default_ttl_s else _own_ttl_ms(ttl_s)
             values = iter(rows)
             for job_id, payload, entry in zip(values, values, values, strict=True):
                 handle, _, rest = entry.decode().partition(" ")
@@ -288,10 +303,16 @@ class StreamsQueue:
                         created_ms=min(now, int(created_ms)),
                         handle=handle,
                         trace="" if trace == "-" else trace,
+                        ttl_ms=ttl_ms,
                         extra=group,
                     )
                 )
         return leases
+
+
+def _own_ttl_ms(ttl_s: bytes) -> int:
+    """A time to live as stored by any gateway; 0 if it cannot be read."""
+    return int(ttl_s) * 1000 if ttl_s.isdigit() and len(ttl_s) <= _TTL_DIGITS_MAX else 0
 
 
 class _LeaseGroup(NamedTuple):
@@ -403,8 +424,7 @@ def _check(job: NewJob) -> None:
     check_trace(job.trace)
     if job.ttl_ms is not None and job.ttl_ms < 1:
         raise InvalidJob(f"ttl_ms is at least 1, not {job.ttl_ms}")
-    if job.priority or job.gid:
-        raise InvalidJob("this contract has neither priorities nor groups; leave them out")
+    check_job_options(CONTRACT, job)
     if job.options:
         names = ", ".join(sorted(job.options))
         raise InvalidJob(f"this contract has no job options; these were given: {names}")

@@ -33,6 +33,7 @@ from tenure.core.endpoint import (
 )
 from tenure.core.errors import Conflict, NotFound, StoreError
 from tenure.core.job import JobRecord, NewJob, Submitted, new_job_id
+from tenure.core.portable import State, state_of
 from tenure.core.redaction import Redaction, without_contents
 from tenure.core.seam import Query
 from tenure.store.resend import submit_with_retry
@@ -83,6 +84,7 @@ class CreateJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job with its JSON fields decoded; times are Unix milliseconds.
 
+    `status` is the contract's word for its state, `state` the one that all contracts share.
     `payload` is an object, or `{"_raw": text}` where another program stored what is not JSON;
     `result` and `error` are null until there is one.
     """
@@ -90,6 +92,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     task: str
     status: str
+    state: State
     payload: Any
     result: Any
     error: Any
@@ -109,6 +112,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     task: str
     status: str
+    state: State
     created_ts: int
     updated_ts: int
     ttl_s: int
@@ -343,7 +347,7 @@ class StreamsRoutes:
             handle=self.cancel,
             replies={
                 200: Reply("The job was waiting and has ended.", JobView),
-                202: Reply("The job is running; its worker is told.", JobView),
+                202: Reply("The job is running; its worker is asked to stop it.", JobView),
             },
             problems=(404, 409),
         )
@@ -355,6 +359,7 @@ def _view(record: JobRecord) -> JobView:
         job_id=record.job_id,
         task=record.task,
         status=record.state,
+        state=state_of(record),
         payload=_json_value(record.payload),
         result=_json_value(record.result),
         error=_json_value(record.error),
@@ -375,6 +380,7 @@ def _line(record: JobRecord) -> JobLine:
         job_id=record.job_id,
         task=record.task,
         status=record.state,
+        state=state_of(record),
         created_ts=record.created_ms,
         updated_ts=record.updated_ms,
         ttl_s=record.ttl_ms // 1000,

@@ -5,6 +5,8 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
+  const BASE = document.body.dataset.base;
+
   // --- light or dark -------------------------------------------------------------------------
   const theme = localStorage.getItem("theme");
   if (theme) document.documentElement.dataset.theme = theme;
@@ -34,7 +36,7 @@
     fetching = true; wanted = false; last = Date.now();
     try {
       const answer = await fetch(location.href, { headers: { "x-refresh": "1" } });
-      if (answer.redirected && new URL(answer.url).pathname === "/login") return location.reload();
+      if (answer.redirected && new URL(answer.url).pathname === `${BASE}/login`) return location.reload();
       if (answer.ok && $("#live").dataset.reload) return location.reload();
       if (!answer.ok) return;
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -70,7 +72,7 @@
   let source = null, again_ms = 500;
   const listen = () => {
     if (!$("#pulse")) return;
-    source = new EventSource("/live");
+    source = new EventSource(`${BASE}/live`);
     source.addEventListener("series", (event) => {
       again_ms = 500;
       pulse("live", "live");
@@ -190,7 +192,7 @@
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    if (going && PAGES[event.key]) { location.assign(PAGES[event.key]); return; }
+    if (going && PAGES[event.key]) { location.assign(BASE + PAGES[event.key]); return; }
     KEYS[event.key]?.(event);
   });
 

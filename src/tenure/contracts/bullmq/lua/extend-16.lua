@@ -1,4 +1,4 @@
--- Renews leases: the lock gets its whole time again. Writes nothing before a third of the lease is spent.
+-- Extends leases: the lock gets its whole time again. Writes nothing before a third of the lease is spent.
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
@@ -9,7 +9,7 @@
 -- @include step
 local WORKER, LEASE_S, LEASE_MS = ARGV[2], ARGV[3], tonumber(ARGV[3])
 -- @include reject
-local answers, renewed_ids = {}, {}
+local answers, extended_ids = {}, {}
 
 local function extend(id, fence, token, attempt, token_h)
   local key = PREFIX .. id
@@ -28,7 +28,7 @@ local function extend(id, fence, token, attempt, token_h)
   local lease_until = text[NOW + LEASE_MS]
   call('SET', key .. ':lock', lock, 'PX', LEASE_S)
   call('HSET', key, 'tn', text[ver + 1] .. ' ' .. state .. ' ' .. lease_until .. ' ' .. settled)
-  renewed_ids[#renewed_ids + 1] = id
+  extended_ids[#extended_ids + 1] = id
   note({ id = id, kind = 'extend', ver = text[ver + 1], task = v[3], from = 'active', to = 'active',
     attempt = attempt, fence = fence, lease = lease_until, prev_lease = lease, worker = WORKER,
     token_h = token_h, priority = whole(v[4]) and v[4] })
@@ -38,8 +38,8 @@ end
 for at = 4, #ARGV, 5 do
   answers[#answers + 1] = extend(unpack(ARGV, at, at + 4))
 end
-if #renewed_ids > 0 then
-  redis.pcall('SREM', STALLED, unpack(renewed_ids))
+if #extended_ids > 0 then
+  redis.pcall('SREM', STALLED, unpack(extended_ids))
 end
 flush()
 return answers

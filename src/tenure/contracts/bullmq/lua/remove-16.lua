@@ -17,14 +17,17 @@ local function split(key)
   return match(key, '^(.*:)([^:]+)$')
 end
 
--- The keys of all children, as their parent keeps them: first those that have completed.
+-- The keys of all children, as their parent keeps them: first those that have completed. A job that names another
+-- parent, or none, is not a child: else a writer of one queue could remove jobs of all others.
 local function children_of(key)
-  local found = redis.pcall('HKEYS', key .. ':processed') -- a key of another type names no children
-  local others = { redis.pcall('HKEYS', key .. ':failed'), redis.pcall('ZRANGE', key .. ':unsuccessful', '0', '-1'),
-    redis.pcall('SMEMBERS', key .. ':dependencies') }
-  for _, keys in ipairs(others) do
+  local found = {}
+  local lists = { redis.pcall('HKEYS', key .. ':processed'), redis.pcall('HKEYS', key .. ':failed'),
+    redis.pcall('ZRANGE', key .. ':unsuccessful', '0', '-1'), redis.pcall('SMEMBERS', key .. ':dependencies') }
+  for _, keys in ipairs(lists) do -- a key of another type names no children
     for _, child in ipairs(keys) do
-      found[#found + 1] = child
+      if redis.pcall('HGET', child, 'parentKey') == key then
+        found[#found + 1] = child
+      end
     end
   end
   return found

@@ -2,7 +2,8 @@
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
--- ARGV[1] prefix  ARGV[2] upsert, follow or remove  ARGV[3] scheduler id
+-- ARGV[1] prefix  ARGV[2] upsert, declare, follow or remove; declare is an upsert that leaves a scheduler alone which
+--   is the same already  ARGV[3] scheduler id
 -- ARGV[4] upsert and follow: the next time of a cron pattern, ms ('' if the scheduler has an interval)
 -- ARGV[5] the repeat options of the next job, JSON
 -- ARGV[6] follow: the id of the job that was picked up; upsert: the name of the scheduler's jobs
@@ -22,6 +23,9 @@ local function on_grid(every, offset)
   return math.floor((NOW - offset) / every) * every + every + offset
 end
 
+-- The version of a job that was removed, by its id: if it is stored again, its history goes on.
+local removed_ver = {}
+
 local function drop_pending(id)
   local key = PREFIX .. id
   if call('EXISTS', key) == 0 then
@@ -32,6 +36,8 @@ local function drop_pending(id)
     out = call('LREM', WAIT, '1', id)
   end
   if out > 0 then
+    local ver = read_tn(call('HGET', key, 'tn'))
+    removed_ver[id] = ver > 0 and ver + 1 or nil
     relations().drop_jobs({ id })
   end
 end
@@ -55,6 +61,7 @@ local function store_next(next_ms, name, data, opts_json, repeat_json, stem)
   call('ZADD', REPEAT, text[next_ms], NAME)
   relations().store_job({
     id = id, name = name, data = data, opts = opts_text, delay = wait_ms, rjk = NAME,
+    ver = removed_ver[id] and text[removed_ver[id] + 1],
     priority = tonumber(opts.priority) or 0, lifo = opts.lifo == true,
     max_attempts = text[tonumber(opts.attempts) or 0],
   })
@@ -97,14 +104,24 @@ local function follow()
   return id
 end
 
+-- Whether the scheduler has these fields and, but for its counter, no others.
+local function has_only(fields)
+  local flat = redis.pcall('HGETALL', SCHEDULER)
+  local stored, extra = {}, -#fields / 2
+  for i = 1, #flat, 2 do
+    stored[flat[i]] = flat[i + 1]
+    extra = extra + (flat[i] ~= 'ic' and 1 or 0)
+  end
+  for i = 1, #fields, 2 do
+    if stored[fields[i]] ~= fields[i + 1] then
+      return false
+    end
+  end
+  return extra == 0
+end
+
 local function upsert()
   local before = call('ZSCORE', REPEAT, NAME)
-  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- a key of another type is replaced
-  ic = whole(type(ic) == 'string' and ic) or 0
-  if before then
-    drop_pending('repeat:' .. NAME .. ':' .. text[tonumber(before)])
-  end
-  call('DEL', SCHEDULER)
   local fields = { 'name', ARGV[6] }
   local every, offset, start
   for i = 9, #ARGV, 2 do
@@ -126,6 +143,16 @@ local function upsert()
   if ARGV[7] ~= '' then
     fields[#fields + 1], fields[#fields + 2] = 'data', ARGV[7]
   end
+  local pending = before and 'repeat:' .. NAME .. ':' .. text[tonumber(before)]
+  if VERB == 'declare' and pending and call('EXISTS', PREFIX .. pending) == 1 and has_only(fields) then
+    return pending
+  end
+  local ic = redis.pcall('HGET', SCHEDULER, 'ic') -- a key of another type is replaced
+  ic = whole(type(ic) == 'string' and ic) or 0
+  if pending then
+    drop_pending(pending)
+  end
+  call('DEL', SCHEDULER)
   fields[#fields + 1], fields[#fields + 2] = 'ic', text[ic + 1]
   call('HSET', SCHEDULER, unpack(fields))
   return store_next(next_ms, ARGV[6], ARGV[7] ~= '' and ARGV[7] or '{}', ARGV[8], ARGV[5])
@@ -146,6 +173,6 @@ local function remove()
   return id
 end
 
-local answer = VERB == 'follow' and follow() or VERB == 'upsert' and upsert() or VERB == 'remove' and remove()
+local answer = VERB == 'follow' and follow() or VERB == 'remove' and remove() or upsert()
 flush()
 return answer

@@ -1,8 +1,9 @@
 -- Ends leases, each by its own outcome, in one step for the whole batch. An outcome that is sent again after a lost
 -- reply gets the same verdict as before.
 -- Most outcomes are plain completions: the job has no history, parent, children or deduplication, and no bound on the
--- finished jobs to keep. This file settles those. outcomes.lua settles all others; its functions are defined only when
--- a batch has one. Settling plain completions there too costs: jobs/s 0.77 to 0.82, Redis CPU 1.3 (2026-11-17).
+-- finished jobs to keep. This file settles those. outcome.lua settles all others; its functions are defined only when
+-- a batch has one. Without this fast path throughput falls to 77-82 % and the CPU time of Redis is 1.3 times as high
+-- (2026-11-17).
 -- KEYS[1] wait  KEYS[2] active  KEYS[3] prioritized  KEYS[4] delayed  KEYS[5] paused  KEYS[6] meta
 -- KEYS[7] events  KEYS[8] marker  KEYS[9] stalled  KEYS[10] limiter  KEYS[11] pc  KEYS[12] completed
 -- KEYS[13] failed  KEYS[14] waiting-children  KEYS[15] id  KEYS[16] tenure:journal
@@ -26,7 +27,7 @@ local ACTIVE, META, EVENTS, JOURNAL, PREFIX = KEYS[2], KEYS[6], KEYS[7], KEYS[16
 -- @include journal
 
 local function settle_others(positions)
-  -- @include outcomes
+  -- @include outcome
   settle_all(positions)
 end
 

@@ -53,7 +53,7 @@ local promoted = promote()
 
 local reclaimed = reap_lockless(STALLED_MAX)
 
--- Phase one of BullMQ's check: every running job is marked, and a worker that renews the lock removes the mark.
+-- Phase one of BullMQ's check: every running job is marked, and a worker that extends the lock removes the mark.
 if call('SET', PREFIX .. 'stalled-check', NOW_S, 'PX', ARGV[3], 'NX') then
   call('DEL', STALLED)
   local running = call('LRANGE', ACTIVE, '0', '-1')

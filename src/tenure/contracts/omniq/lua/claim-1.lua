@@ -14,11 +14,11 @@ local GIVEN_NOW = ARGV[1]
 -- @include head
 -- @include job
 local WORKER, LIMIT, SEED = ARGV[2], tonumber(ARGV[3]), ARGV[6]
-local TEND, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
+local UPKEEP_MAX, CHANCE, RECOVER = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[11] == '1'
 -- @include lease
 
--- What few claims need: functions cost time in every script that defines them. Without this: Redis CPU 1.2
--- (2026-11-18).
+-- What few claims need: functions cost time in every script that defines them. Defined in every claim, they would raise
+-- the CPU time of Redis to 1.2 times (2026-11-18).
 local function due_functions()
   -- @include outcome
   -- @include due
@@ -63,10 +63,10 @@ if RECOVER and before then
   undo(before)
 end
 local paused = call('EXISTS', BASE .. ':paused') == 1
-if TEND > 0 and (is_due(ACTIVE) or is_due(DELAYED)) then
+if UPKEEP_MAX > 0 and (is_due(ACTIVE) or is_due(DELAYED)) then
   local due = due_functions()
-  due.reap(TEND, CHANCE, true)
-  if due.promote(TEND) > 0 then
+  due.reap(UPKEEP_MAX, CHANCE, true)
+  if due.promote(UPKEEP_MAX) > 0 then
     flush_groups()
   end
   flush_moves()

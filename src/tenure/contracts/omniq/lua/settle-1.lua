@@ -62,8 +62,8 @@ end
 
 -- The fast path of a completion. If token and fence are the caller's and `tn` is as our claim wrote it, nothing else
 -- needs to be parsed. False if the general path has to decide. `doomed`: so many completions of the same batch follow
--- that the job would be trimmed at once, so its hash is deleted and not written. Without the fast path: jobs/s 0.67,
--- Redis CPU 1.45, worker and Redis CPU 1.30 (2026-11-18).
+-- that the job would be trimmed at once, so its hash is deleted and not written. Without the fast path throughput falls
+-- to 67 %, and the CPU time of Redis is 1.45 times as high, that of worker and Redis 1.30 times (2026-11-18).
 local function complete_fast(at, doomed)
   local id, token = ARGV[at], ARGV[at + 1]
   local key = JOB .. id

@@ -56,7 +56,8 @@ end
 
 -- Most new entries are of jobs that nothing happened to since they were submitted, and their lease field shows it. Such
 -- jobs need not be parsed, and what is written for one is written for all that have the same task, lease field and time
--- to live. Without this path: jobs/s 0.72, latency p50 1.4, Redis CPU 1.3 (2026-11-18).
+-- to live. Without this path throughput falls to 72 %, and the median latency is 1.4 times, the CPU time of Redis 1.3
+-- times as high (2026-11-18).
 local FRESH = '^0 1 0 (%d+) 0 0 %-$'
 local EVENT_DATA = '{"attempt":1,"worker":"' .. WORKER .. '"}'
 local fresh_task, fresh_lease, fresh_ttl_s -- of the last fresh job

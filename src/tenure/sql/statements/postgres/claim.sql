@@ -2,8 +2,8 @@
 
 -- name: claim
 -- Takes leases on the next jobs: writes the lease, counts the attempt and appends to the journal.
--- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
+-- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, check_due boolean
+-- Takes: from_priority integer, from_seq bigint, expired_from_ms bigint, share integer, requester_max integer
 -- Returns: on the first row the time, whether the queue is paused, whether something is overdue (then
 --   nothing is taken), when the next waiting job is due, and whether jobs were left because their
 --   requester has its share; on each further row a lease
@@ -11,16 +11,16 @@
 WITH clock AS MATERIALIZED (
   SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused
 ),
-chores AS MATERIALIZED (
-  SELECT c.now_ms, c.paused, :look AND (
+due_work AS MATERIALIZED (
+  SELECT c.now_ms, c.paused, :check_due AND (
     EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
-      AND lease_expires_at >= :leases_ms AND lease_expires_at < c.now_ms)
+      AND lease_expires_at >= :expired_from_ms AND lease_expires_at < c.now_ms)
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND NOT ready
       AND due_ms > 0 AND due_ms <= c.now_ms)
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND expires_ms > 0
       AND expires_ms <= c.now_ms)
   ) AS overdue,
-  CASE WHEN :look THEN (SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'queued'
+  CASE WHEN :check_due THEN (SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'queued'
     AND NOT ready AND due_ms > 0) END AS next_due_ms
   FROM clock c
 ),
@@ -28,7 +28,7 @@ urgent AS MATERIALIZED (
   SELECT j.ctid AS place FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority AND {in_turn}
   ORDER BY j.priority, j.seq
-  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count END FROM chores)
+  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count END FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 next AS MATERIALIZED (
@@ -37,7 +37,7 @@ next AS MATERIALIZED (
     AND {in_turn}
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE :count - (SELECT count(*) FROM urgent) END
-    FROM chores)
+    FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 taken AS (
@@ -49,7 +49,7 @@ taken AS (
   FROM (SELECT place FROM urgent UNION ALL SELECT place FROM next) p, clock c
   WHERE j.ctid = p.place
   RETURNING j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.requester_id, j.status_webhook_url, j.credential_version, j.status, 'queued' AS was{event_columns}
 ),
 journaled AS (
@@ -62,14 +62,14 @@ journaled AS (
 ){events_of_taken}
 SELECT now_ms, paused, overdue, coalesce(next_due_ms, 0) AS next_due_ms,
   (:share > 0 OR :requester_max > 0) AND EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND ready)
-    AS left_some, NULL AS job_id, NULL AS task,
+    AS left_by_share, NULL AS job_id, NULL AS task,
   NULL AS payload, NULL AS attempt_count, NULL AS max_attempts, NULL AS claim_version,
-  NULL AS lease_expires_at, NULL AS created_ms, NULL AS gid, NULL AS priority, NULL AS trace,
+  NULL AS lease_expires_at, NULL AS created_ms, NULL AS expires_ms, NULL AS gid, NULL AS priority, NULL AS trace,
   NULL AS seq, NULL AS requester_id, NULL AS status_webhook_url, NULL AS credential_version
-FROM chores
+FROM due_work
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version
 FROM taken
 ORDER BY priority NULLS FIRST, seq
@@ -80,7 +80,7 @@ ORDER BY priority NULLS FIRST, seq
 -- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT {now} AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
 FROM {jobs}
 WHERE queue = :queue AND status IN {running} AND lease_token_h = ANY (:token_hs)
@@ -96,7 +96,7 @@ LIMIT :count
 -- Clauses: I-11 I-14 P-11
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms),
 requested AS MATERIALIZED (SELECT * FROM {batch}),
-short AS MATERIALIZED (
+expiring AS MATERIALIZED (
   SELECT j.job_id, j.lease_expires_at AS was
   FROM requested a, {jobs} j, clock c
   WHERE j.job_id = a.job_id AND j.claim_version = a.fence AND j.lease_token_h = a.token_h
@@ -109,7 +109,7 @@ extended AS (
   UPDATE {jobs} j
   SET lease_expires_at = greatest(c.now_ms + :lease_ms, s.was), heartbeat_at = c.now_ms,
     ver = j.ver + 1, updated_ms = c.now_ms
-  FROM short s, clock c
+  FROM expiring s, clock c
   WHERE j.job_id = s.job_id
   RETURNING j.job_id, j.lease_expires_at, s.was, j.ver, j.task, j.status, j.attempt_count,
     j.max_attempts, j.claim_version, j.lease_token_h, j.worker_id, j.gid, j.priority, j.updated_ms
@@ -133,6 +133,7 @@ WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND (j.status IN
 
 -- name: report
 -- Stores reports of running attempts; a report that names a stage moves the job to it.
+-- `news_type`, `news_step` and `news` of the journal hold the type, step and data of a report.
 -- Batch: job_id text, fence bigint, token_h text, type text, step text, data text, progress text
 -- Batch: stage text
 -- Takes: queue text

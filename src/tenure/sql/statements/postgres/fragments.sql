@@ -29,6 +29,11 @@ WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
     = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
       excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)
 
+-- name: unknown_attempt
+-- For a claim, which writes the row first. A row that another program inserted is overwritten by the settle.
+WHERE (SELECT known.attempt FROM job_attempts known WHERE known.job_id = taken.job_id
+    AND known.claim_version = taken.claim_version AND known.queue = :queue LIMIT 1) IS NULL
+
 -- name: in_turn
 true
 
@@ -91,6 +96,7 @@ released AS (
 
 -- name: write_events
 -- Writes the events of the jobs that a statement moved: the rows of `{moved}`. They wait for earlier events.
+-- An event that another program wrote already is left. ON CONFLICT would cost another WAL record per event.
 -- Clauses: I-36 I-37
 ,
 events AS (
@@ -103,7 +109,8 @@ events AS (
       m.updated_ms, m.result, m.error, m.progress)
   FROM {moved} m
   WHERE m.status_webhook_url IS NOT NULL AND m.status <> m.was
-  ON CONFLICT (job_id) DO NOTHING
+    AND (SELECT known.seq FROM job_outbox_events known
+      WHERE known.job_id = m.job_id || '.' || m.event_count LIMIT 1) IS NULL
 )
 
 -- name: events_of_taken [inbox_jobs]
@@ -131,4 +138,10 @@ CASE WHEN status_webhook_url IS NULL THEN 0 ELSE event_count END
 , status_webhook_url IS NOT NULL AS has_event
 
 -- name: has_event [job_outbox_events]
+, EXISTS (SELECT FROM released) AS has_event
+
+-- name: any_event [inbox_jobs]
+, count(status_webhook_url) > 0 AS has_event
+
+-- name: any_event [job_outbox_events]
 , EXISTS (SELECT FROM released) AS has_event

@@ -43,14 +43,18 @@ ORDER BY e.seq DESC
 SELECT requester_id, pruned_ms FROM pruned_jobs WHERE job_id = :job_id AND queue = :queue
 
 -- name: attempts
--- The attempts at a job, oldest first. Running attempts are included for the plane only.
--- Takes: job_id text
--- Returns: their rows
+-- The newest attempts at a job, oldest first. Running attempts are included for the plane only.
+-- Takes: job_id text, count integer, bytes bigint
+-- Returns: their rows, back to the one with which the errors reach so many bytes
 -- Clauses: I-30
-SELECT t.claim_version, t.attempt, t.worker_id, t.claimed_ms, t.ended_ms, t.verdict, t.error_code,
-  t.error, t.due_ms
-FROM {jobs} j JOIN job_attempts t ON t.job_id = j.job_id AND t.queue = j.queue
-WHERE j.job_id = :job_id ORDER BY t.claim_version
+SELECT claim_version, attempt, worker_id, claimed_ms, ended_ms, verdict, error_code, error, due_ms FROM (
+  SELECT t.claim_version, t.attempt, t.worker_id, t.claimed_ms, t.ended_ms, t.verdict, t.error_code,
+    t.error, t.due_ms,
+    sum(octet_length(t.error)) OVER (ORDER BY t.claim_version DESC) - octet_length(t.error) AS bytes_after
+  FROM (SELECT t.* FROM {jobs} j JOIN job_attempts t ON t.job_id = j.job_id AND t.queue = j.queue
+    WHERE j.job_id = :job_id ORDER BY t.claim_version DESC LIMIT :count) t
+) newest
+WHERE bytes_after < :bytes ORDER BY claim_version
 
 -- name: events
 -- The events of one job after a version, oldest first. They come from the `listed` rows of the journal; the
@@ -58,7 +62,7 @@ WHERE j.job_id = :job_id ORDER BY t.claim_version
 -- comes from its attempt, or from the job's row while it runs. An id may be used again after its job was
 -- removed: earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which the reports reach so many bytes
+-- Returns: their rows, up to the one with which the reports reach `bytes` bytes
 -- `queue || ''` keeps the planner from using an index on the queue: a job has few rows, a queue many.
 -- Clauses: I-31
 WITH listed AS MATERIALIZED (

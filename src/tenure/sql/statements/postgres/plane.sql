@@ -4,7 +4,7 @@
 -- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
 -- its own.
 -- Batch: worker_id text, token_h text, count integer
--- Takes: queue text, lease_ms bigint, look boolean, from_priority integer, from_seq bigint
+-- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease in each row with the number of its claim (one row
 --   without a lease if there is none)
@@ -16,8 +16,8 @@ askers AS MATERIALIZED (
   SELECT given.n, given.worker_id, given.token_h, sum(given.count) OVER (ORDER BY given.n) AS upto
   FROM {batch}
 ),
-chores AS MATERIALIZED (
-  SELECT c.now_ms, c.paused, :look AND (
+due_work AS MATERIALIZED (
+  SELECT c.now_ms, c.paused, :check_due AND (
     EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status IN {running}
       AND lease_expires_at < c.now_ms)
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND NOT ready
@@ -25,7 +25,7 @@ chores AS MATERIALIZED (
     OR EXISTS (SELECT FROM {jobs} WHERE queue = :queue AND status = 'queued' AND expires_ms > 0
       AND expires_ms <= c.now_ms)
   ) AS overdue,
-  CASE WHEN :look THEN (SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'queued'
+  CASE WHEN :check_due THEN (SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'queued'
     AND NOT ready AND due_ms > 0) END AS next_due_ms,
   (SELECT max(upto) FROM askers) AS places
   FROM clock c
@@ -34,7 +34,7 @@ urgent AS MATERIALIZED (
   SELECT j.job_id, j.priority, j.seq FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority
   ORDER BY j.priority, j.seq
-  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places END FROM chores)
+  LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places END FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 next AS MATERIALIZED (
@@ -42,7 +42,7 @@ next AS MATERIALIZED (
   WHERE j.queue = :queue AND j.ready AND (j.priority, j.seq) > (:from_priority, :from_seq)
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places - (SELECT count(*) FROM urgent) END
-    FROM chores)
+    FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 placed AS MATERIALIZED (
@@ -63,7 +63,7 @@ taken AS (
   FROM dealt d, clock c
   WHERE j.job_id = d.job_id
   RETURNING d.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.worker_id, j.lease_token_h
 ),
 journaled AS (
@@ -78,12 +78,12 @@ opened AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h)
   SELECT job_id, claim_version, :queue, attempt_count, worker_id, updated_ms, 0, 'running', ''
-  FROM taken {known_attempt}
+  FROM taken {unknown_attempt}
 )
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
-  t.created_ms, t.gid, t.priority, t.trace, t.seq
-FROM chores h LEFT JOIN taken t ON true
+  t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
+FROM due_work h LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq
 
 -- name: plane_take
@@ -113,7 +113,7 @@ taken AS (
   FROM next p, clock c
   WHERE j.job_id = p.job_id
   RETURNING p.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
-    j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms
+    j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms
 ),
 forgotten AS (
   DELETE FROM plane_messages m USING taken t WHERE m.job_id = t.job_id
@@ -130,10 +130,10 @@ opened AS (
   INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
     verdict, outcome_h)
   SELECT job_id, claim_version, :queue, attempt_count, :worker_id, updated_ms, 0, 'running', ''
-  FROM taken {known_attempt}
+  FROM taken {unknown_attempt}
 )
 SELECT h.now_ms, h.paused, t.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
-  t.claim_version, t.lease_expires_at, t.created_ms, t.gid, t.priority, t.trace, t.seq
+  t.claim_version, t.lease_expires_at, t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
 FROM clock h LEFT JOIN taken t ON true
 ORDER BY t.n
 
@@ -177,11 +177,12 @@ unsent AS (
 SELECT count(*) AS unsent FROM unsent
 
 -- name: plane_leases
--- The latest leases of jobs.
+-- The latest leases of jobs, and whose jobs they are.
 -- Batch: job_id text
--- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Returns: for each job that exists its queue, its requester, its claim version and when its lease
+-- expires (0: ended)
 -- Clauses: P-11 P-16
-SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+SELECT j.job_id, j.queue, j.requester_id, j.claim_version, j.lease_expires_at
 FROM (SELECT * FROM {batch}) a JOIN {jobs} j ON j.job_id = a.job_id
 
 -- name: plane_relay

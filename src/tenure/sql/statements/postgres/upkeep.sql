@@ -127,7 +127,7 @@ SELECT count(*) AS promoted FROM promoted LEFT JOIN notified ON true
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count
 
 -- name: unblock
--- Makes events claimable whose earlier events ended while they were written.
+-- Makes events claimable that were committed after the event before them had ended.
 -- Takes: queue text, after bigint, count integer
 -- Returns: how many, and the last number that was checked (0 if there are no later ones)
 -- Clauses: I-22

@@ -2,8 +2,8 @@
 
 -- name: claim
 -- Takes leases on the next jobs: writes the lease, counts the attempt and appends to the journal.
--- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, look boolean
--- Takes: from_priority integer, from_seq bigint, leases_ms bigint, share integer, requester_max integer
+-- Takes: queue text, count integer, lease_ms bigint, worker_id text, token_h text, check_due boolean
+-- Takes: from_priority integer, from_seq bigint, expired_from_ms bigint, share integer, requester_max integer
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, whether jobs may have been left to others of their requester,
 --   and a lease on each row (one row without a lease if none)
@@ -11,14 +11,14 @@
 DELETE FROM temp.head;
 INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
-  :look AND (
+  :check_due AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
-      AND lease_expires_at >= :leases_ms AND lease_expires_at < :now_ms AND status IN {running})
+      AND lease_expires_at >= :expired_from_ms AND lease_expires_at < :now_ms AND status IN {running})
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
       AND expires_ms <= :now_ms AND status = 'queued')),
-  CASE WHEN :look THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
+  CASE WHEN :check_due THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
     AND status = 'queued' AND NOT ready ORDER BY due_ms LIMIT 1) END;
 DELETE FROM temp.taking;
 INSERT INTO temp.taking (seq, was)
@@ -40,8 +40,8 @@ SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j
 FROM temp.taking h JOIN {jobs} j ON j.seq = h.seq ORDER BY h.turn;
 {events_of_taken}
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms,
-  :share > 0 AND EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready) AS left_some, t.job_id, t.task,
-  t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms,
+  :share > 0 AND EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready) AS left_by_share, t.job_id, t.task,
+  t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at, t.created_ms, t.expires_ms,
   t.gid, t.priority, t.trace, t.seq, t.requester_id, t.status_webhook_url, t.credential_version
 FROM temp.head h
 LEFT JOIN (SELECT j.*, c.turn FROM temp.taking c JOIN {jobs} j ON j.seq = c.seq) t
@@ -53,7 +53,7 @@ ORDER BY t.turn;
 -- Returns: the time and a lease in each row
 -- Clauses: I-13
 SELECT :now_ms AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
-  lease_expires_at, created_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
+  lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
 FROM {jobs}
 WHERE queue = :queue AND lease_expires_at > 0
@@ -67,6 +67,7 @@ LIMIT :count;
 -- Takes: queue text, lease_ms bigint, always boolean
 -- Returns: for each lease that is still held its number, when it expires, the time, and whether a cancel
 --   was requested
+-- `mark` is when the lease would have expired.
 -- Clauses: I-11 I-14 P-11
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, mark)
@@ -90,13 +91,14 @@ WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND j.lease_expi
 
 -- name: report
 -- Stores reports of running attempts; a report that names a stage moves the job to it.
+-- `news_type`, `news_step` and `news` of the journal hold the type, step and data of a report.
 -- Batch: job_id text, fence bigint, token_h text, type text, step text, data text, progress text
 -- Batch: stage text
 -- Takes: queue text
 -- Returns: for each report whose lease is held its number, the state it found and the state it left
 -- Clauses: I-5 I-11 I-15
-DELETE FROM temp.news;
-INSERT INTO temp.news
+DELETE FROM temp.reports;
+INSERT INTO temp.reports
 SELECT a.n, a.job_id, a.type, a.step, a.data, a.progress, j.status, j.ver,
   CASE WHEN a.stage = '' OR a.stage = j.status THEN j.status
     WHEN j.status || '>' || a.stage IN ('claimed>fetching', 'claimed>processing',
@@ -107,12 +109,12 @@ FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.claim_version = a.fence AND j.lease_token_h = a.token_h AND j.lease_expires_at > 0;
 UPDATE {jobs} AS j
 SET status = s.becomes, ver = j.ver + s.steps, updated_ms = :now_ms,
-  progress = coalesce((SELECT m.progress FROM temp.news m WHERE m.job_id = s.job_id
+  progress = coalesce((SELECT m.progress FROM temp.reports m WHERE m.job_id = s.job_id
     AND m.progress <> '' ORDER BY m.n DESC LIMIT 1), j.progress),
   passed = CASE WHEN s.was || '>' || s.becomes = 'claimed>processing' THEN 'fetching>'
     WHEN s.was || '>' || s.becomes = 'claimed>uploading' THEN 'fetching>processing>'
     WHEN s.was || '>' || s.becomes = 'fetching>uploading' THEN 'processing>' ELSE '' END
-FROM (SELECT job_id, max(nth) AS steps, max(becomes) AS becomes, max(was) AS was FROM temp.news
+FROM (SELECT job_id, max(nth) AS steps, max(becomes) AS becomes, max(was) AS was FROM temp.reports
   GROUP BY job_id HAVING count(becomes) = count(*)) s
 WHERE j.job_id = s.job_id;
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
@@ -122,9 +124,9 @@ SELECT :queue, m.job_id, m.ver_was + m.nth, 'report', :now_ms, j.task, m.was, m.
   j.attempt_count, j.claim_version, j.claim_version, j.lease_token_h, j.worker_id,
   j.lease_expires_at, j.lease_expires_at, j.gid, j.priority, j.max_attempts, m.type, m.type, m.step,
   m.data
-FROM temp.news m JOIN {jobs} j ON j.job_id = m.job_id
+FROM temp.reports m JOIN {jobs} j ON j.job_id = m.job_id
 WHERE m.becomes IS NOT NULL ORDER BY m.n;
-SELECT n, was, coalesce(becomes, '') AS becomes FROM temp.news;
+SELECT n, was, coalesce(becomes, '') AS becomes FROM temp.reports;
 
 -- name: refuse
 -- Records in the journal that writes under lost leases were refused. No job changes.

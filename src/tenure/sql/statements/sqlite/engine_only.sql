@@ -7,7 +7,7 @@
 -- Clauses: I-12
 SELECT :now_ms AS now_ms, p.paused, 0 AS overdue, coalesce((SELECT due_ms FROM {jobs}
     WHERE queue = :queue AND due_ms > 0 AND status = 'queued' AND NOT ready
-    ORDER BY due_ms LIMIT 1), 0) AS next_due_ms, 0 AS left_some, NULL AS job_id,
+    ORDER BY due_ms LIMIT 1), 0) AS next_due_ms, 0 AS left_by_share, NULL AS job_id,
   NOT p.paused AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND ready AND status = 'queued')
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
@@ -20,6 +20,7 @@ FROM (SELECT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0) A
 
 -- name: temp_tables
 -- Temporary tables of one connection, in which the statements of an operation pass rows to each other.
+-- `chosen.mark` is a number that means something else in each operation; its statement says what.
 CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
 CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
 CREATE TEMP TABLE taking (turn INTEGER PRIMARY KEY, seq, was);
@@ -27,7 +28,7 @@ CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payloa
   delay_ms, max_attempts, ttl_ms, gid, requester_id, request_hash, trace, idempotency_key,
   status_webhook_url, refresh_url, credential_version, storage_creds_encrypted,
   storage_creds_dek_wrapped, storage_creds_kek_id, storage_creds_encryption_version);
-CREATE TEMP TABLE news (n INTEGER PRIMARY KEY, job_id, type, step, data, progress, was, ver_was,
+CREATE TEMP TABLE reports (n INTEGER PRIMARY KEY, job_id, type, step, data, progress, was, ver_was,
   becomes, nth);
 CREATE TEMP TABLE ending (n INTEGER PRIMARY KEY, seq, fence, token_h, verdict, delay_ms, result,
   result_h, error, attempt_error, error_code, outcome_h, was, lease_was, holder, claimed_ms);

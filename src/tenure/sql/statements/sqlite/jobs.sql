@@ -43,20 +43,24 @@ ORDER BY e.seq DESC;
 SELECT requester_id, pruned_ms FROM pruned_jobs WHERE job_id = :job_id AND queue = :queue;
 
 -- name: attempts
--- The attempts at a job, oldest first. Running attempts are included for the plane only.
--- Takes: job_id text
--- Returns: their rows
+-- The newest attempts at a job, oldest first. Running attempts are included for the plane only.
+-- Takes: job_id text, count integer, bytes bigint
+-- Returns: their rows, back to the one with which the errors reach so many bytes
 -- Clauses: I-30
-SELECT t.claim_version, t.attempt, t.worker_id, t.claimed_ms, t.ended_ms, t.verdict, t.error_code,
-  t.error, t.due_ms
-FROM {jobs} j JOIN job_attempts t ON t.job_id = j.job_id AND t.queue = j.queue
-WHERE j.job_id = :job_id ORDER BY t.claim_version;
+SELECT claim_version, attempt, worker_id, claimed_ms, ended_ms, verdict, error_code, error, due_ms FROM (
+  SELECT t.claim_version, t.attempt, t.worker_id, t.claimed_ms, t.ended_ms, t.verdict, t.error_code,
+    t.error, t.due_ms,
+    sum(length(CAST(t.error AS BLOB))) OVER (ORDER BY t.claim_version DESC) - length(CAST(t.error AS BLOB)) AS bytes_after
+  FROM (SELECT t.* FROM {jobs} j JOIN job_attempts t ON t.job_id = j.job_id AND t.queue = j.queue
+    WHERE j.job_id = :job_id ORDER BY t.claim_version DESC LIMIT :count) t
+) newest
+WHERE bytes_after < :bytes ORDER BY claim_version;
 
 -- name: events
 -- The events of one job after a version, oldest first. An id may be used again after its job was removed:
 -- earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
--- Returns: their rows, up to the one with which the reports reach so many bytes
+-- Returns: their rows, up to the one with which the reports reach `bytes` bytes
 -- Clauses: I-31
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code,

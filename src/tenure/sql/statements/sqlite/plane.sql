@@ -4,22 +4,23 @@
 -- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
 -- its own.
 -- Batch: worker_id text, token_h text, count integer
--- Takes: queue text, lease_ms bigint, look boolean, from_priority integer, from_seq bigint
+-- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease in each row with the number of its claim (one row
 --   without a lease if there is none)
+-- `mark` is the place of a job in the claim order.
 -- Clauses: P-7 P-8 P-9
 DELETE FROM temp.head;
 INSERT INTO temp.head
 SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0),
-  :look AND (
+  :check_due AND (
     EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND lease_expires_at > 0
       AND lease_expires_at < :now_ms AND status IN {running})
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND due_ms > 0 AND due_ms <= :now_ms
       AND status = 'queued' AND NOT ready)
     OR EXISTS (SELECT 1 FROM {jobs} WHERE queue = :queue AND expires_ms > 0
       AND expires_ms <= :now_ms AND status = 'queued')),
-  CASE WHEN :look THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
+  CASE WHEN :check_due THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
     AND status = 'queued' AND NOT ready ORDER BY due_ms LIMIT 1) END;
 DELETE FROM temp.chosen;
 INSERT INTO temp.chosen (job_id, mark)
@@ -50,7 +51,7 @@ SELECT j.job_id, j.claim_version, :queue, j.attempt_count, j.worker_id, :now_ms,
 FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id {known_attempt};
 SELECT h.now_ms, h.paused, h.overdue, coalesce(h.next_due_ms, 0) AS next_due_ms, t.n, t.job_id,
   t.task, t.payload, t.attempt_count, t.max_attempts, t.claim_version, t.lease_expires_at,
-  t.created_ms, t.gid, t.priority, t.trace, t.seq
+  t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
 FROM temp.head h
 LEFT JOIN (SELECT c.n, j.* FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id) t
 ORDER BY t.priority, t.seq;
@@ -88,7 +89,7 @@ FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id {known_attempt};
 SELECT :now_ms AS now_ms, coalesce(p.paused, 0) AS paused, t.*
 FROM (SELECT (SELECT paused FROM job_queues WHERE queue = :queue) AS paused) p
 LEFT JOIN (SELECT c.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts,
-    j.claim_version, j.lease_expires_at, j.created_ms, j.gid, j.priority, j.trace, j.seq
+    j.claim_version, j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq
   FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id) t
 ORDER BY t.n;
 
@@ -127,11 +128,12 @@ WHERE EXISTS (SELECT 1 FROM {batch} a
 SELECT changes() AS unsent;
 
 -- name: plane_leases
--- The latest leases of jobs.
+-- The latest leases of jobs, and whose jobs they are.
 -- Batch: job_id text
--- Returns: for each job that exists its queue, its claim version and when its lease expires (0: ended)
+-- Returns: for each job that exists its queue, its requester, its claim version and when its lease
+-- expires (0: ended)
 -- Clauses: P-11 P-16
-SELECT j.job_id, j.queue, j.claim_version, j.lease_expires_at
+SELECT j.job_id, j.queue, j.requester_id, j.claim_version, j.lease_expires_at
 FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id;
 
 -- name: plane_relay

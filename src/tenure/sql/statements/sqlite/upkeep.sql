@@ -59,6 +59,7 @@ SELECT job_id, ends FROM temp.lapsed;
 -- Fails jobs that were not started within their time to live; `decide` ends them.
 -- Takes: queue text, count integer
 -- Returns: how many
+-- `mark` is 1 for a job that fails, 0 for one that was started before and only loses its time to live.
 -- Clauses: I-21
 DELETE FROM temp.chosen;
 INSERT INTO temp.chosen (job_id, mark)
@@ -100,7 +101,7 @@ SELECT count(*) AS promoted FROM temp.chosen;
 SELECT job_id FROM {jobs} WHERE queue = :queue AND status = 'failed' LIMIT :count;
 
 -- name: unblock
--- Makes events claimable whose earlier events ended while they were written.
+-- Makes events claimable that were committed after the event before them had ended.
 -- Takes: queue text, after bigint, count integer
 -- Returns: how many, and the last number that was checked (0 if there are no later ones)
 -- Clauses: I-22

@@ -12,11 +12,16 @@ local function parent_of(parent_key, parent_json)
   return prefix or '', id or parent_key, {}
 end
 
-local checked_parents = {} -- parent key: whether it is sound
+local checked_parents = {} -- length of the prefix and parent key: whether it is sound
 
--- Whether the parent's keys and those of its queue have the right types. A parent whose keys do not is quarantined; its
--- child ends all the same.
-local function is_sound_parent(parent_key, prefix)
+-- Whether the link names the job of the parent key, and whether the keys of that job and of its queue have the right
+-- types. Otherwise the parent is quarantined; its child ends all the same. The child is looked up at the parent key, so
+-- a link to another job would let a writer of one queue act on jobs of all others.
+local function is_sound_parent(parent_key, prefix, id)
+  if prefix .. id ~= parent_key then
+    quarantine(parent_key, 'as a parent: the link of its child names ' .. (prefix .. id):sub(1, 200))
+    return false
+  end
   local function is_sound(key, types)
     for name, expected in pairs(types) do
       local kind = call('TYPE', key .. name).ok
@@ -27,14 +32,15 @@ local function is_sound_parent(parent_key, prefix)
     end
     return true
   end
-  if checked_parents[parent_key] == nil then
-    checked_parents[parent_key] = is_sound(parent_key, { [''] = 'hash', [':dependencies'] = 'set',
+  local checked = #prefix .. ' ' .. parent_key
+  if checked_parents[checked] == nil then
+    checked_parents[checked] = is_sound(parent_key, { [''] = 'hash', [':dependencies'] = 'set',
         [':processed'] = 'hash', [':failed'] = 'hash', [':unsuccessful'] = 'zset' })
       and is_sound(prefix, { wait = 'list', active = 'list', prioritized = 'zset', delayed = 'zset', marker = 'zset',
         ['waiting-children'] = 'zset', failed = 'zset', meta = 'hash', events = 'stream', pc = 'string',
         ['tenure:journal'] = 'stream' })
   end
-  return checked_parents[parent_key]
+  return checked_parents[checked]
 end
 
 local function delete_job(key)
@@ -121,7 +127,7 @@ end
 
 local function child_completed(child_key, parent_key, parent_json, result)
   local prefix, id = parent_of(parent_key, parent_json)
-  if not is_sound_parent(parent_key, prefix) or call('SREM', parent_key .. ':dependencies', child_key) == 0 then
+  if not is_sound_parent(parent_key, prefix, id) or call('SREM', parent_key .. ':dependencies', child_key) == 0 then
     return
   end
   call('HSET', parent_key .. ':processed', child_key, result)
@@ -134,7 +140,7 @@ end
 -- rdof only end the wait for this child. By default the parent goes on waiting.
 local function child_failed(child_key, parent_key, parent_json, reason)
   local prefix, id, link = parent_of(parent_key, parent_json)
-  if not (link.fpof or link.cpof or link.idof or link.rdof) or not is_sound_parent(parent_key, prefix) then
+  if not (link.fpof or link.cpof or link.idof or link.rdof) or not is_sound_parent(parent_key, prefix, id) then
     return
   end
   if call('SREM', parent_key .. ':dependencies', child_key) == 0 then
@@ -156,7 +162,7 @@ end
 -- whatever its delay or priority. When the child goes by a sweep of the parent's own queue, the parent is removed too.
 local function child_removed(child_key, parent_key, parent_json, sweeping)
   local prefix, id = parent_of(parent_key, parent_json)
-  if not is_sound_parent(parent_key, prefix)
+  if not is_sound_parent(parent_key, prefix, id)
     or call('SREM', parent_key .. ':dependencies', child_key) == 0
     or call('SCARD', parent_key .. ':dependencies') > 0
     or call('ZREM', prefix .. 'waiting-children', id) == 0 then

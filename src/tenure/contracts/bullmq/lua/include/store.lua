@@ -9,11 +9,12 @@ local function store_job(job)
   local id, key = job.id, PREFIX .. job.id
   local stamp = job.timestamp or NOW_S
   local wait_ms = job.delay or 0
+  local ver = job.ver or '1'
   local due = wait_ms > 0 and tonumber(stamp) + wait_ms or 0
   local state = job.waits_children and 'waiting-children' or due > 0 and 'delayed'
     or job.priority > 0 and 'prioritized' or 'waiting'
   local fields = { 'name', job.name, 'data', job.data, 'opts', job.opts, 'timestamp', stamp,
-    'delay', text[wait_ms], 'priority', text[job.priority], 'tn', '1 ' .. state .. ' 0 0 - 0' }
+    'delay', text[wait_ms], 'priority', text[job.priority], 'tn', ver .. ' ' .. state .. ' 0 0 - 0' }
   local n = #fields
   if job.parent_key then
     fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] =
@@ -52,7 +53,7 @@ local function store_job(job)
   if job.parent_key then
     redis.pcall('SADD', job.parent_key .. ':dependencies', key)
   end
-  note({ id = id, kind = 'submit', ver = '1', task = job.name, to = state, max_attempts = job.max_attempts,
+  note({ id = id, kind = 'submit', ver = ver, task = job.name, to = state, max_attempts = job.max_attempts,
     due = text[due], payload_h = job.payload_h, priority = text[job.priority] })
   return state
 end

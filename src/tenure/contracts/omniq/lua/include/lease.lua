@@ -3,7 +3,7 @@
 -- @include utf8
 local leases, granted_ids = {}, {}
 local DEFAULT_LEASE_MS = 60000
-local dropped, DROPS_MAX = 0, 1000 -- a claim stops after so many entries that are not waiting jobs
+local dropped, DROPS_MAX = 0, 1000 -- a claim stops after this many entries that are not waiting jobs
 local seq_at, seq_end = 0, 0
 
 -- A token is unique because of OmniQ's own sequence, and secret because of the claimer's random prefix.
@@ -57,7 +57,8 @@ local function grant(id, limit, lane_gid)
   local lock, token, task = text[NOW + lease_ms], next_token(id, limit), plain(v[8])
   local max_attempts = most >= 1 and text[most] or '1'
   local fence, tn = 1, nil
-  if v[2] == NEW_TN then -- most jobs are claimed once, and then nothing needs to be parsed: without it, jobs/s 0.78
+  -- Most jobs are claimed once, and then nothing needs to be parsed. Without this throughput falls to 78 %.
+  if v[2] == NEW_TN then
     tn = '2 1 active ' .. lock .. ' ' .. WORKER .. ' - - 0'
     add_line(plain(id), '\tclaim\t2\t' .. NOW_S .. '\t' .. task .. '\twait\tactive\t' .. text[attempt] .. '\t1\t0\t'
       .. lock .. '\t0\t' .. WORKER .. '\t' .. max_attempts .. '\t' .. plain(gid))

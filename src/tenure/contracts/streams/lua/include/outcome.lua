@@ -103,7 +103,8 @@ local function replayed(job, fence, token, kind)
     or { 'lost', 'the attempt was already settled: ' .. became }
 end
 
--- The worker's suspect has ended (S-13): it may take the next one.
+-- A suspect is a job that may have killed its worker; a worker runs one at a time (S-13). This one has ended, so the
+-- worker may take the next one.
 local function free_suspect(worker, id)
   local seen = own('HGET', WORKERS, worker) or ''
   local rest, suspect, slots = match(seen, '^(%d+ %S+ %d+) (%S+)( ?%d*)$')

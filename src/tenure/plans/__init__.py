@@ -1,0 +1,1 @@
+"""Jobs that come from other things than a submit: from schedules."""

@@ -1,0 +1,255 @@
+"""Schedules over the records of a queue: when they are due, and how each time makes one job.
+
+There is no leader. Every worker reads the schedules of its queues with each round of upkeep. It
+submits the jobs that are due until the next round, delayed, under ids that follow from schedule and
+time, and then moves the schedule on. If two workers do so at once, or one is killed in between, the
+same ids are submitted again, and the queue answers with the jobs that it has.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import get_args
+
+import msgspec
+
+from tenure.core.errors import Conflict, UsageError
+from tenure.core.job import Missed, NewJob, Schedule, Submitted, check_job, template_of
+from tenure.core.seam import Records
+
+GROUP = "schedules"
+EVERY_S_MIN = 0.1
+LATE_MS = 60_000
+"""With `missed="skip"`, a time that passed longer ago than this makes no job."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_TIMES_MAX = 1_000
+_TRIES_MAX = 20
+# A worker that slept so long between reading and submitting starts over: the job of a time may have
+# run and been removed since.
+_STALE_S = 10.0
+_STATE = {"next_ms": 0, "last_ms": 0, "last_id": "", "error": ""}
+
+
+def new_schedule(
+    job: NewJob,
+    *,
+    name: str = "",
+    cron: str = "",
+    every_s: float | timedelta | None = None,
+    tz: str = "",
+    missed: Missed = "one",
+    declared: bool = False,
+) -> Schedule:
+    """A schedule that makes such jobs; raises `UsageError` for one that cannot work."""
+    check_job(job)
+    name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", job.task)[:100]
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"schedule {name[:120]!r}: 1 to 100 of letters, digits and _ . -")
+    if bool(cron) == (every_s is not None):
+        raise UsageError(f"schedule {name!r}: give either cron='0 3 * * *' or every_s=60")
+    if missed not in get_args(Missed):
+        raise UsageError(f"schedule {name!r}: missed is skip, one or all, not {missed!r}")
+    if every_s is not None:
+        seconds = every_s.total_seconds() if isinstance(every_s, timedelta) else every_s
+        if seconds < EVERY_S_MIN:
+            raise UsageError(f"schedule {name!r}: every_s is at least {EVERY_S_MIN}, not {seconds}")
+        if tz:
+            raise UsageError(f"schedule {name!r}: only cron has a time zone; leave tz out")
+    schedule = Schedule(
+        name=name,
+        template=template_of(job),
+        cron=cron,
+        every_ms=0 if every_s is None else round(seconds * 1000),
+        tz=tz or "UTC",
+        missed=missed,
+        declared=declared,
+    )
+    if not next_time(schedule, time.time_ns() // 1_000_000):
+        raise UsageError(f"schedule {name!r}: cron pattern {cron!r} has no time in the next years")
+    return schedule
+
+
+def next_time(schedule: Schedule, after_ms: int) -> int:
+    """The first time of a schedule after this one, 0 if there is none.
+
+    >>> from tenure.core.job import JobTemplate
+    >>> report = Schedule(name="r", template=JobTemplate(task="r"), cron="0 3 * * *")
+    >>> next_time(report, 1794790393461) - 1794790393461 < 86_400_000
+    True
+    """
+    return _nearest(schedule, after_ms, reverse=False)
+
+
+def last_time(schedule: Schedule, upto_ms: int) -> int:
+    """The last time of a schedule up to this one, 0 if there is none."""
+    return _nearest(schedule, upto_ms + 1, reverse=True)
+
+
+def _nearest(schedule: Schedule, from_ms: int, *, reverse: bool) -> int:
+    if schedule.every_ms:  # on a grid from 1970, so that all workers see the same times
+        every_ms = schedule.every_ms
+        return ((from_ms - 1) // every_ms if reverse else from_ms // every_ms + 1) * every_ms
+    from zoneinfo import ZoneInfo  # not above: commands that only look start faster
+
+    from cronsim import CronSim, CronSimError
+
+    try:
+        zone = ZoneInfo(schedule.tz) if schedule.tz != "UTC" else UTC
+        start = datetime.fromtimestamp(from_ms / 1000, zone)
+        for moment in CronSim(schedule.cron, start, reverse=reverse):
+            found_ms = round(moment.timestamp() * 1000)
+            # In the hour that a clock change repeats, or moves, it may return an earlier time.
+            if found_ms < from_ms if reverse else found_ms > from_ms:
+                return found_ms
+    except CronSimError as error:
+        raise UsageError(
+            f"schedule {schedule.name!r}: cron pattern {schedule.cron!r}: {error}; five fields, "
+            "such as '0 3 * * *', or six with seconds first"
+        ) from None
+    except (KeyError, OSError, ValueError):  # what zoneinfo raises
+        raise UsageError(
+            f"schedule {schedule.name!r}: no time zone {schedule.tz!r}; write one such as "
+            "Europe/Berlin"
+        ) from None
+    return 0
+
+
+def due_times(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[list[int], int]:
+    """The times that need a job now or within `ahead_ms`, and the next one after them."""
+    times: list[int] = []
+    next_ms = schedule.next_ms
+    if schedule.missed != "all" and 0 < next_ms <= now_ms:
+        last_ms = max(next_ms, last_time(schedule, now_ms))
+        if schedule.missed == "one" or now_ms - last_ms <= LATE_MS:
+            times.append(last_ms)
+        next_ms = next_time(schedule, last_ms)
+    while 0 < next_ms <= now_ms + ahead_ms and len(times) < _TIMES_MAX:
+        times.append(next_ms)
+        next_ms = next_time(schedule, next_ms)
+    return times, next_ms
+
+
+def occurrence_id(name: str, at_ms: int) -> str:
+    """The id of the job of one time.
+
+    >>> occurrence_id("report", 1794794400000)
+    'report@1794794400000'
+    """
+    return f"{name}@{at_ms}"
+
+
+class StoredSchedules:
+    """The schedules of a queue whose contract has none of its own."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def put(self, schedule: Schedule) -> Schedule:
+        """Store or change a schedule. A change of its times counts from now."""
+        for _ in range(_TRIES_MAX):
+            now_ms, found = await self._records.read(GROUP)
+            before = found.get(schedule.name, "")
+            kept = _read(before)
+            if kept is not None and _definition(kept) == _definition(schedule):
+                return kept
+            after = msgspec.structs.replace(schedule, next_ms=next_time(schedule, now_ms))
+            if kept is not None:
+                is_timed_alike = _timing(kept) == _timing(schedule)
+                next_ms = kept.next_ms if is_timed_alike else after.next_ms
+                after = msgspec.structs.replace(
+                    after, next_ms=next_ms, last_ms=kept.last_ms, last_id=kept.last_id
+                )
+            if await self._records.swap(GROUP, schedule.name, before, _written(after)):
+                return after
+        raise Conflict(f"schedule {schedule.name!r} is being changed by others; try again")
+
+    async def list(self) -> Sequence[Schedule]:
+        """All schedules, the next one due first."""
+        _, found = await self._records.read(GROUP)
+        read = [schedule for schedule in map(_read, found.values()) if schedule is not None]
+        return sorted(read, key=lambda schedule: (schedule.next_ms or 2**63, schedule.name))
+
+    async def remove(self, name: str) -> bool:
+        """Remove a schedule; False if there is none."""
+        for _ in range(_TRIES_MAX):
+            before = await self._records.get(GROUP, name)
+            if not before:
+                return False
+            if await self._records.swap(GROUP, name, before, ""):
+                return True
+        raise Conflict(f"schedule {name!r} is being changed by others; try again")
+
+    async def enqueue_due(
+        self, submit: Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]], ahead_ms: int
+    ) -> Sequence[Schedule]:
+        """Submit the jobs of the times that are due, then move their schedules on."""
+        asked = time.monotonic()
+        now_ms, found = await self._records.read(GROUP)
+        due: list[tuple[str, Schedule, list[NewJob]]] = []
+        for before in found.values():
+            schedule = _read(before)
+            if schedule is not None and 0 < schedule.next_ms <= now_ms + ahead_ms:
+                try:
+                    due.append((before, *_jobs(schedule, now_ms, ahead_ms)))
+                except UsageError as error:  # such as a time zone that this machine lacks
+                    why = msgspec.structs.replace(schedule, error=str(error))
+                    due.append((before, why, []))
+        jobs = [job for _, _, each in due for job in each]
+        if not due or time.monotonic() - asked > _STALE_S:
+            return []
+        answers = iter(await submit(jobs) if jobs else ())
+        moved: list[Schedule] = []
+        for before, schedule, each in due:
+            after = _after(schedule, [next(answers) for _ in each])
+            if after is None or _written(after) == before:
+                continue
+            if await self._records.swap(GROUP, after.name, before, _written(after)):
+                moved.append(after)
+        return moved
+
+
+def _jobs(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[Schedule, list[NewJob]]:
+    """The schedule as it is when its due jobs are stored, and those jobs."""
+    times, next_ms = due_times(schedule, now_ms, ahead_ms)
+    jobs = [
+        schedule.template.job(occurrence_id(schedule.name, at_ms), delay_ms=max(0, at_ms - now_ms))
+        for at_ms in times
+    ]
+    last = {"last_ms": times[-1], "last_id": jobs[-1].job_id} if times else {}
+    return msgspec.structs.replace(schedule, next_ms=next_ms, error="", **last), jobs
+
+
+def _after(schedule: Schedule, answers: Sequence[Submitted]) -> Schedule | None:
+    """The schedule after the answers to its jobs; None if it cannot move on yet.
+
+    Another worker may have stored a job with another delay: that is no conflict here.
+    """
+    if any(answer.status == "full" for answer in answers):
+        return None
+    refused = [answer.reason for answer in answers if answer.status == "invalid"]
+    return msgspec.structs.replace(schedule, error=refused[-1]) if refused else schedule
+
+
+def _definition(schedule: Schedule) -> Schedule:
+    """What the user said, without what the store added."""
+    return msgspec.structs.replace(schedule, **_STATE)
+
+
+def _timing(schedule: Schedule) -> tuple[str, int, str]:
+    return schedule.cron, schedule.every_ms, schedule.tz
+
+
+def _written(schedule: Schedule) -> str:
+    return msgspec.json.encode(schedule).decode()
+
+
+def _read(text: str) -> Schedule | None:
+    """A stored schedule; None for none, and for one that another version or program wrote."""
+    try:
+        return msgspec.json.decode(text, type=Schedule) if text else None
+    except msgspec.MsgspecError:
+        return None

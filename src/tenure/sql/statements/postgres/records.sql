@@ -1,0 +1,54 @@
+-- Small records beside a queue, in groups: schedules, and the results that chained jobs wait for.
+
+-- name: records_read
+-- The records of a group.
+-- Takes: queue text, grp text
+-- Returns: a row with the time for each record; one without a name if there is none
+-- Clauses: I-75
+SELECT {now} AS now_ms, r.name, r.value
+FROM (SELECT 1) one LEFT JOIN queue_records r ON r.queue = :queue AND r.grp = :grp
+
+-- name: records_get
+-- One record.
+-- Takes: queue text, grp text, name text
+-- Returns: its row, or nothing
+-- Clauses: I-75
+SELECT value FROM queue_records WHERE queue = :queue AND grp = :grp AND name = :name
+
+-- name: records_swap
+-- Replaces a record if it is as the caller found it ('' before: absent; '' after: removed). Removes expired records.
+-- Takes: queue text, grp text, name text, before text, after text, keep_ms bigint
+-- Returns: whether the record is as wanted now
+-- Clauses: I-75
+WITH expired AS (
+  DELETE FROM queue_records WHERE (queue, grp, name) IN (
+    SELECT o.queue, o.grp, o.name FROM queue_records o WHERE o.expires_ms > 0 AND o.expires_ms <= {now}
+      AND NOT (o.queue = :queue AND o.grp = :grp)
+    ORDER BY o.expires_ms LIMIT 100 FOR UPDATE SKIP LOCKED)
+), removed AS (
+  DELETE FROM queue_records
+  WHERE queue = :queue AND grp = :grp AND name = :name AND value = :before AND :after = '' RETURNING 1
+), changed AS (
+  UPDATE queue_records SET value = :after, expires_ms = CASE WHEN :keep_ms > 0 THEN {now} + :keep_ms ELSE 0 END
+  WHERE queue = :queue AND grp = :grp AND name = :name AND value = :before AND :after <> '' RETURNING 1
+), added AS (
+  INSERT INTO queue_records (queue, grp, name, value, expires_ms)
+  SELECT :queue, :grp, :name, :after, CASE WHEN :keep_ms > 0 THEN {now} + :keep_ms ELSE 0 END
+  WHERE :before = '' AND :after <> '' ON CONFLICT DO NOTHING RETURNING 1
+)
+SELECT EXISTS (SELECT 1 FROM removed) OR EXISTS (SELECT 1 FROM changed) OR EXISTS (SELECT 1 FROM added)
+  OR coalesce((SELECT value FROM queue_records WHERE queue = :queue AND grp = :grp AND name = :name), '') = :after AS swapped
+
+-- name: records_size
+-- How many records a group has.
+-- Takes: queue text, grp text
+-- Returns: the number
+-- Clauses: I-75
+SELECT count(*) AS size FROM queue_records WHERE queue = :queue AND grp = :grp
+
+-- name: records_expire
+-- Keeps a group for so long only.
+-- Takes: queue text, grp text, keep_ms bigint
+-- Returns: nothing
+-- Clauses: I-75
+UPDATE queue_records SET expires_ms = {now} + :keep_ms WHERE queue = :queue AND grp = :grp
