@@ -22,8 +22,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tenure.store.embedded.programs import redis_program
-from tenure.store.redis import locate
-from tenure.store.redis_address import parse_address
+from tenure.store.redis.address import parse_address
+from tenure.store.redis.bulk import locate
 from tests.ports import free_port
 
 NODE_TIMEOUT_MS = 1_500

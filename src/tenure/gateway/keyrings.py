@@ -40,8 +40,7 @@ from tenure.gateway.keys import (
 )
 from tenure.gateway.limits import Quota, read_quota
 from tenure.sql.engine import INBOX, Engine, Row
-from tenure.store.redis import Redis
-from tenure.store.redis_address import STORE_OPTIONS
+from tenure.store.redis import STORE_OPTIONS, Redis
 
 T = TypeVar("T")
 

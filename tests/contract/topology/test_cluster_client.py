@@ -16,9 +16,8 @@ import pytest
 import redis as redis_py
 
 from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable
-from tenure.store import redis_topology
 from tenure.store.redis import BulkRedis, Redis, Script, load_script
-from tenure.store.redis_topology import key_of, slot_of
+from tenure.store.redis.cluster import key_of, slot_of
 from tests.redis_topologies import RedisCluster
 from tests.waiting import until
 
@@ -177,7 +176,7 @@ async def test_a_slot_that_keeps_moving_counts_as_unreachable(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_topology, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr("tenure.store.redis.cluster._PATIENCE_S", 0.3)
     slot = slot_of(key)
     await client.run(moves_two, [key], [":other"])
     source, target = cluster.begin_move(slot)

@@ -12,7 +12,7 @@ from tenure.core.registry import open_journal
 from tenure.gateway.keyrings import open_keyring
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
-from tenure.store.redis_topology import slot_of
+from tenure.store.redis.cluster import slot_of
 from tenure.worker import Job, Settings, Worker, task
 from tests.contract.gateway.web import Web
 from tests.redis_topologies import RedisCluster

@@ -20,7 +20,7 @@ from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
 from tenure.core.journal import JournalEvent
 from tenure.core.registry import open_journal, open_queue
-from tenure.store.redis_topology import slot_of
+from tenure.store.redis.cluster import slot_of
 from tenure.worker import Job, Settings, Worker, task
 from tests.chaos.verdict import check
 from tests.redis_topologies import RedisCluster, SentinelSet

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from tenure.contracts.bullmq import Flow, open_events, open_producer
-from tenure.store.redis_topology import slot_of
+from tenure.store.redis.cluster import slot_of
 from tests.interop.bullmq.ours import worker
 from tests.interop.bullmq.peer import Node
 from tests.redis_topologies import RedisCluster, redis_cluster

@@ -7,8 +7,8 @@ import pytest
 
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.redis import Redis
-from tenure.store.redis_address import RedisAddress, parse_address
-from tenure.store.redis_connection import (
+from tenure.store.redis.address import RedisAddress, parse_address
+from tenure.store.redis.wire import (
     MORE,
     command_name,
     encode,

@@ -1,8 +1,8 @@
-"""Where a key's primary is: asked of Sentinels, or of the nodes of a cluster.
+"""Which node of a cluster owns the slot of a key.
 
-A queue has all its keys in one slot, so a client mostly speaks to one primary. It asks where that
-primary is before it dials, and again whenever a connection is lost or a server says that it is not
-the one.
+A queue has all its keys in one slot, so a client mostly speaks to one primary. It asks any node
+where that primary is before it dials, and again whenever a connection is lost or a server says that
+it is not the one.
 
 What a server answers, and what the client does. In every case but the last nothing was executed:
 
@@ -27,153 +27,14 @@ import binascii
 import contextlib
 import random
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import hiredis
-
-from tenure.core.errors import ServerError, StoreError, StoreUnreachable, TenureError
-from tenure.store.redis_address import Arg, RedisAddress
-from tenure.store.redis_connection import (
-    MORE,
-    Connection,
-    Connector,
-    Dialer,
-    Node,
-    command_name,
-    encode,
-    reply_reader,
-)
+from tenure.core.errors import ServerError, StoreError, StoreUnreachable
+from tenure.store.redis.address import Arg, RedisAddress
+from tenure.store.redis.connection import Connection, Connector, Dialer, Node
+from tenure.store.redis.wire import command_name, encode
 from tenure.store.resend import run_step
-
-_ANSWER_WITHIN_S = 1.0
-
-
-async def _first_answer(dialer: Dialer, asked: Iterable[RedisAddress], *command: Arg) -> Any:
-    """The first answer of several servers, and who gave it."""
-    refusals: list[str] = []
-    for address in asked:
-        try:
-            async with asyncio.timeout(_ANSWER_WITHIN_S):
-                reply = await dialer.ask(address, *command)
-        except TimeoutError:
-            refusals.append(f"{address.label}: no answer within {_ANSWER_WITHIN_S:g} s")
-        except StoreError as error:
-            refusals.append(str(error))
-        else:
-            if reply is not None:
-                return address, reply
-            refusals.append(f"{address.label}: it does not know the service")
-    raise StoreUnreachable("; ".join(refusals) or "there is no server to ask")
-
-
-# -- Sentinel --------------------------------------------------------------------------------------
-
-_RECONNECT_S = 0.5
-_SILENCE_S = 5.0  # then the Sentinel is asked whether it is still there
-# In the order in which the Sentinel that leads a failover publishes them. The others publish the
-# last one alone, and the old primary may accept writes for ten seconds more: they would be lost.
-_BEGINS = b"+failover-state-send-slaveof-noone"
-_EVENTS = (_BEGINS, b"+promoted-slave", b"+switch-master")
-_REPLACED_WITHIN_S = 5.0  # a failover that takes longer was given up
-
-
-class Sentinels:
-    """Asks Sentinels for the primary of a service, and watches all of them for another one."""
-
-    def __init__(self, address: RedisAddress, dialer: Dialer) -> None:
-        self._address = address
-        self._dialer = dialer
-        self._sentinels = address.servers()  # the one with the latest news first
-        self._leaving: tuple[str, int] | None = None
-        self._leaving_until = 0.0
-
-    async def locate(self) -> RedisAddress:
-        """The address of the primary, by the first Sentinel that answers."""
-        query = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service)
-        try:
-            sentinel, reply = await _first_answer(self._dialer, tuple(self._sentinels), *query)
-        except StoreUnreachable as error:
-            raise StoreUnreachable(f"{self._address.label}: no Sentinel answers: {error}") from None
-        self._prefer(sentinel)
-        found = self._address.node(reply[0].decode(), int(reply[1]))
-        now = asyncio.get_running_loop().time()
-        if (found.host, found.port) == self._leaving and now < self._leaving_until:
-            raise StoreUnreachable(f"{found.label}: the Sentinels are replacing this primary")
-        return found
-
-    async def watch(self, changed: Callable[[RedisAddress | None], None]) -> None:
-        """Report the primary when it may be another one, None when it is about to be replaced.
-
-        Runs until cancelled.
-        """
-        await asyncio.gather(*(self._watch(each, changed) for each in tuple(self._sentinels)))
-
-    async def _watch(
-        self, sentinel: RedisAddress, changed: Callable[[RedisAddress | None], None]
-    ) -> None:
-        while True:
-            with contextlib.suppress(OSError, TenureError, ValueError, hiredis.ProtocolError):
-                async with contextlib.aclosing(self._events(sentinel)) as events:
-                    async for kind, channel, text in events:
-                        if kind == b"message":
-                            words = text.decode(errors="replace").split()
-                            if self._address.service not in words:
-                                continue
-                            self._prefer(sentinel)
-                            if channel == _BEGINS:
-                                self._leave(words)
-                                changed(None)
-                                continue
-                        changed(await self.locate())
-            await asyncio.sleep(_RECONNECT_S)
-
-    def _leave(self, words: list[str]) -> None:
-        """`slave <name> <ip> <port> @ <service> <ip> <port>`: the last two are the old primary."""
-        self._leaving = (words[-2], int(words[-1]))
-        self._leaving_until = asyncio.get_running_loop().time() + _REPLACED_WITHIN_S
-
-    def _prefer(self, sentinel: RedisAddress) -> None:
-        self._sentinels.remove(sentinel)
-        self._sentinels.insert(0, sentinel)
-
-    async def _events(self, sentinel: RedisAddress) -> AsyncGenerator[list[Any]]:
-        """The beginning of the subscription, because events were missed before, and each event."""
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            reader, writer = await asyncio.open_connection(
-                sentinel.host, sentinel.port, ssl=sentinel.tls_context()
-            )
-        try:
-            greeting = sentinel.greeting("tenure-watch", sentinel.login())
-            writer.write(b"".join(map(encode, [*greeting, ("SUBSCRIBE", *_EVENTS)])))
-            parser = reply_reader()
-            while True:
-                reply = parser.gets()
-                if reply is MORE:
-                    data = await _read(reader, writer)
-                    if not data:
-                        return
-                    parser.feed(data)
-                elif isinstance(reply, StoreError):
-                    raise reply
-                elif isinstance(reply, list) and (
-                    reply[0] == b"message" or reply[:2] == [b"subscribe", _EVENTS[-1]]
-                ):
-                    yield reply
-        finally:
-            writer.close()
-
-
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """The next bytes; after a silence it asks, and then something must come."""
-    try:
-        async with asyncio.timeout(_SILENCE_S):
-            return await reader.read(1 << 16)
-    except TimeoutError:
-        writer.write(encode(("PING",)))
-    async with asyncio.timeout(_SILENCE_S):
-        return await reader.read(1 << 16)
-
 
 # -- slots -----------------------------------------------------------------------------------------
 
@@ -521,7 +382,7 @@ class Cluster:
         places.sort(key=self._failed)
         asked = [self._address.node(*place) for place in places]
         try:
-            address, reply = await _first_answer(self._dialer, asked, "CLUSTER", "SLOTS")
+            address, reply = await self._dialer.ask_first(asked, "CLUSTER", "SLOTS")
         except StoreUnreachable as error:
             await asyncio.sleep(_PAUSE_S_MAX * random.uniform(0.5, 1.0))
             raise StoreUnreachable(f"{self._address.label}: no node answers: {error}") from None

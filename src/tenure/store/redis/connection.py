@@ -1,98 +1,19 @@
-"""What the Redis client is built on: the wire format, one connection, dialling, one server."""
+"""What the Redis client is built on: one connection, dialling, one server."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import re
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, cast
 
 import hiredis
 
-from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
-from tenure.store.redis_address import Arg, RedisAddress
-
-# -- the wire format -------------------------------------------------------------------------------
-
-MORE: Final = object()
-"""What a parser from `reply_reader` returns when it needs more bytes."""
-
-# A server that answers with one of these has executed nothing, so it counts as unreachable.
-_NOT_READY = {
-    "LOADING": "it is still loading its data",
-    "MASTERDOWN": "it is a replica that lost its primary",
-    "CLUSTERDOWN": "its cluster is down",
-    "READONLY": "it is a read-only replica, and only the primary takes writes",
-    "UNBLOCKED": "it became a replica while a command waited",
-}
-# Servers before Redis 7 put a prefix before the error of a command in a script.
-_IN_SCRIPT = re.compile(r"^ERR Error .*-(READONLY|MASTERDOWN|CLUSTERDOWN) ")
-_REMEDIES = {
-    "WRONGTYPE": "another program wrote a value of another type under a key of this queue",
-    "MISCONF": "the server cannot save to its disk and refuses writes: see its log",
-    "OOM": "the server is at its maxmemory: raise it or remove data; nothing was written",
-    "NOAUTH": "the server wants a password: put it into the URL, redis://user:password@host",
-    "WRONGPASS": "the user or the password in the URL is wrong",
-    "NOPERM": "the user in the URL lacks the right to do this: see ACL SETUSER",
-    "MOVED": "this server is a node of a Redis Cluster: write redis+cluster://host",
-    "ASK": "this server is a node of a Redis Cluster: write redis+cluster://host",
-    "CROSSSLOT": "on a Redis Cluster all keys of a queue share a hash tag: namespace={jobs}: "
-    "for streams, prefix={bull} for bullmq",
-    "BUSY": "a script has been running for too long: SCRIPT KILL on the server ends it",
-}
-
-
-def encode(args: Sequence[Arg]) -> bytes:
-    """One command as bytes; None, bool and nested values raise UsageError."""
-    if not args:
-        # Redis does not answer an empty command, so all later replies would be shifted by one.
-        raise UsageError("an empty Redis command; expected its name and arguments")
-    try:
-        packed: bytes = hiredis.pack_command(tuple(args))  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{command_name(args)}: not a Redis command ({error}); "
-            f"arguments are str, bytes, int or float"
-        ) from None
-    return packed
-
-
-def command_name(args: Sequence[Arg]) -> str:
-    """The command's name for messages, without its arguments, which may be secret."""
-    name = args[0] if args else ""
-    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-
-
-def reply_reader() -> hiredis.Reader:
-    """A parser whose `gets()` returns `MORE` or a reply; an error reply is a StoreError."""
-    return hiredis.Reader(replyError=error_from_reply, notEnoughData=MORE)
-
-
-def error_from_reply(text: str) -> StoreError:
-    """The error for an error reply; its message says what an operator can do about it."""
-    word = text.partition(" ")[0]
-    if word == "ERR" and (inner := _IN_SCRIPT.match(text)):
-        word = inner[1]
-    if word in _NOT_READY:
-        return StoreUnreachable(f"Redis is not ready: {_NOT_READY[word]}", reply=text)
-    if text.startswith("ERR max number of clients"):
-        return StoreUnreachable("Redis takes no more clients: raise its maxclients", reply=text)
-    remedy = _REMEDIES.get(word)
-    return ServerError(f"Redis answered: {text}" + (f" ({remedy})" if remedy else ""), reply=text)
-
-
-def is_no_script(error: ServerError) -> bool:
-    """Whether the server does not have the script. Then nothing was executed."""
-    return isinstance(error.reply, str) and error.reply.startswith("NOSCRIPT")
-
-
-def is_wrong_type(error: ServerError) -> bool:
-    """Whether a key holds a value of another type than the command or script works on."""
-    return isinstance(error.reply, str) and "WRONGTYPE" in error.reply
-
+from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable
+from tenure.store.redis.address import Arg, RedisAddress
+from tenure.store.redis.wire import MORE, encode, reply_reader
 
 # -- one connection --------------------------------------------------------------------------------
 
@@ -298,6 +219,7 @@ def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
 _PAUSE_MS_FIRST = 50
 _PAUSE_MS_MAX = 1_000
 _FORGET_FAILURES_S = 3.0
+_ANSWER_WITHIN_S = 1.0
 
 
 class Dialer:
@@ -340,6 +262,23 @@ class Dialer:
             return await connection.send(encode(command))
         finally:
             connection.drop("it was opened for one question")
+
+    async def ask_first(self, asked: Iterable[RedisAddress], *command: Arg) -> Any:
+        """The first answer of several servers, and who gave it."""
+        refusals: list[str] = []
+        for address in asked:
+            try:
+                async with asyncio.timeout(_ANSWER_WITHIN_S):
+                    reply = await self.ask(address, *command)
+            except TimeoutError:
+                refusals.append(f"{address.label}: no answer within {_ANSWER_WITHIN_S:g} s")
+            except StoreError as error:
+                refusals.append(str(error))
+            else:
+                if reply is not None:
+                    return address, reply
+                refusals.append(f"{address.label}: it does not know the service")
+        raise StoreUnreachable("; ".join(refusals) or "there is no server to ask")
 
     async def _open(self, connection: Connection, address: RedisAddress) -> None:
         loop = asyncio.get_running_loop()
