@@ -43,8 +43,8 @@ from tenure.store.redis.wire import (
             ),
         ),
         (
-            "redis://ann@box?password_file=token",
-            RedisAddress(host="box", user="ann", password_file="token"),
+            "redis://ann@box?password_file=secret",
+            RedisAddress(host="box", user="ann", password_file="secret"),
         ),
         (
             "redis+sentinel://ann:pw@a,b:7001,[::1]:7002/orders/2?sentinel_password=s",
