@@ -78,7 +78,7 @@ def served_url(stage: Stage) -> str:
 
 
 class Adapter(Protocol):
-    """Makes stages of one contract. Options are in the suite's words; see `OPTIONS`."""
+    """Makes stages of one contract. Options have the names of `MemoryOptions`."""
 
     name: str
     cannot: Mapping[str, str]

@@ -84,12 +84,12 @@ class Bridge:
 
     async def _held(self) -> list[JobRecord]:
         """The jobs that another bridge holds; this one holds none between two steps."""
-        states = await self._words("running")
+        states = await self._own_states("running")
         page = await self.source_ledger.find(Query(states=states, limit=_HELD_MAX))
         return [job for job in page.jobs if job.worker_id == _WORKER_ID]
 
-    async def _words(self, *states: State) -> tuple[str, ...]:
-        """The words of the source's contract for these states."""
+    async def _own_states(self, *states: State) -> tuple[str, ...]:
+        """The names that the source's contract has for these states."""
         counts, contract = await self.source_ledger.counts(), parse_url(self.from_url).contract
         return own_words(contract, states, states_of(contract, tuple(counts.states)))
 
@@ -129,7 +129,7 @@ class Bridge:
         await self.source.settle([Outcome(lease, "release") for lease in leases])
 
     async def _move_delayed(self, moved: Moved) -> None:
-        states, after = await self._words("waiting", "scheduled"), ""
+        states, after = await self._own_states("waiting", "scheduled"), ""
         while True:
             page = await self.source_ledger.find(Query(states=states, after=after, limit=_BATCH))
             now_ms = time.time_ns() // 1_000_000

@@ -16,7 +16,7 @@ AWAY_S = 0.5
 """The pause after a failed call of a store."""
 # The reader waits for this long, so that followers that come together are read together.
 _GATHER_S = 0.002
-# It always reads up to so many streams, and more only if there are workers of another make.
+# It always reads up to this many streams, and more only if there are foreign workers.
 FEW_STREAMS = 200
 # A read costs store and reader some microseconds a stream. The pause after it bounds that share.
 _PAUSE_S_PER_STREAM = 2e-5
@@ -78,8 +78,8 @@ class UnjournaledTail:
 
     Such a worker appends to the job's event stream and writes no journal. One blocking read over
     the streams of the followed jobs returns its events as they happen. Jobs that a worker of ours
-    has claimed are left out. With many followers this reads only while the queue has workers of
-    another make. `cursors` gives the jobs to read, {} if there are more than its argument.
+    has claimed are left out. With many followers this reads only while the queue has foreign
+    workers. `cursors` gives the jobs to read, {} if there are more than its argument.
     `deliver` takes their events; `read` finds an unreadable stream.
     """
 
@@ -103,7 +103,7 @@ class UnjournaledTail:
         self.foreign = False
 
     def add(self) -> None:
-        """There are more jobs to read: wait anew, with them."""
+        """There are more jobs to read: start a new wait that includes them."""
         self._changed.set()
         if self._waiting and (self._interrupting is None or self._interrupting.done()):
             self._interrupting = asyncio.create_task(self._interrupt())
@@ -115,7 +115,7 @@ class UnjournaledTail:
             self.add()
 
     async def run(self) -> None:
-        """Read for as long as the feed does."""
+        """Read until cancelled."""
         while True:
             self._changed.clear()
             cursors = self._cursors(math.inf if self.foreign else self._few)

@@ -2,7 +2,7 @@
 
 It tails the queue's journal, which names every job that moved, with one blocking call whatever the
 number of followers. It reads the new events of the followed jobs in one call, and the record of a
-job whose end is awaited when the journal names its end. Workers of other makes write events but no
+job whose end is awaited when the journal names its end. Foreign workers write events but no
 journal: `UnjournaledTail` waits for theirs. A sweep, about once a second, finds what both have
 missed and notices jobs that have expired. Without followers nothing is read.
 
@@ -37,17 +37,17 @@ PAGE = 500
 """How many older events a follower reads at once."""
 _CHUNK = 500
 CHUNK_EVENTS_MAX = 1000
-"""A ledger returns at most so many events of a job at once."""
+"""A ledger returns at most this many events of a job at once."""
 _SWEEP_STEP = 50  # jobs that a sweep looks at in one go; events that come meanwhile wait for it
 _SOON_S = 0.05
-# After so many full pages of the journal in a row the reader skips to the end of the journal, looks
-# at all followed jobs instead, and pauses, so that the clients get some of the time.
+# After this many full pages of the journal in a row the reader skips to the end of the journal,
+# looks at all followed jobs instead, and pauses, so that the clients get some of the time.
 _FULL_PAGE = 100
 _FULL_PAGES_MAX = 20
 _PAUSE_S = 0.1
 _WHILE_LEASED = frozenset({"extend", "report", "reject"})
 _CANCEL_S = 0.2
-# Records whose end is awaited are read again after so long, at most so many in one sweep.
+# Records whose end is awaited are read again after this time, at most this many in one sweep.
 _CHECK_S = 2.0
 _CHECKS_MAX = 100
 
@@ -92,8 +92,8 @@ F = TypeVar("F", bound=Follower)
 class JobFeed(Generic[F]):
     """Serves one queue. `final` are the states and event types that end a job.
 
-    `few_streams` is how many jobs the tail for unjournaled events reads although no worker of
-    another make was seen. A subclass may give events to its followers in its own way.
+    `few_streams` is how many jobs the tail for unjournaled events reads although no foreign
+    worker was seen. A subclass may give events to its followers in its own way.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class JobFeed(Generic[F]):
             self._tasks.append(asyncio.create_task(self._unjournaled.run()))
 
     async def close(self) -> None:
-        """Stop reading; who still waits gets an error."""
+        """Stop reading; anyone who still waits gets an error."""
         running = set(self._tasks)
         while running:  # `asyncio.wait_for` of Python 3.11 may lose a cancel: cancel until they end
             for task in running:
@@ -174,7 +174,7 @@ class JobFeed(Generic[F]):
     async def end_of(self, job_id: str) -> JobRecord | None:
         """The record of a job as soon as it has ended, None if there is none (any more).
 
-        Raises `StoreError` if the store is away at first; later absences are waited out.
+        Raises `StoreError` if the store is unreachable now; if that happens later, it waits on.
         """
         awaited = self._ends.setdefault(job_id, _AwaitedEnd(time.monotonic()))
         ended: asyncio.Future[JobRecord | None] = asyncio.get_running_loop().create_future()
@@ -219,7 +219,7 @@ class JobFeed(Generic[F]):
                 logger().warning("events_unreadable", job_id=follower.job_id, error=str(error))
                 follower.finish(None)
                 return
-            await asyncio.sleep(AWAY_S)  # the follower keeps its place while the store is away
+            await asyncio.sleep(AWAY_S)  # the follower keeps its position meanwhile
             return
         more = is_full(events, follower.page)
         more = not await self._give(follower, events) or more
@@ -228,7 +228,7 @@ class JobFeed(Generic[F]):
             return
         if events and channel.event_id is not None and follower.cursor < channel.cursor:
             return  # the channel went on meanwhile: read once more
-        # A made-up position may lie in the future: the lowest position is the channel's.
+        # A client may invent a position in the future: the lowest position is the channel's.
         behind = channel.event_id is None or follower.cursor < channel.cursor
         if behind:
             channel.event_id, channel.cursor = follower.event_id, follower.cursor
@@ -269,19 +269,19 @@ class JobFeed(Generic[F]):
                 if events:
                     after = events[-1].seq
                     full_pages = full_pages + 1 if len(events) >= _FULL_PAGE else 0
-                    await self._hear(events)
+                    await self._read_named(events)
                 if full_pages >= _FULL_PAGES_MAX:
                     after, full_pages, lost = None, 0, True
                     await asyncio.sleep(_PAUSE_S)
                 self._log_store(None)
             except Exception as error:
                 self._log_store(error)
-                self._settled.set()  # whoever waits for it asks the store, and hears why
+                self._settled.set()  # whoever waits for it asks the store, and gets the error
                 after, lost = None, True
                 await asyncio.sleep(AWAY_S)
 
-    async def _hear(self, events: list[JournalEvent]) -> None:
-        """Read what the journal names, of the jobs that are followed."""
+    async def _read_named(self, events: list[JournalEvent]) -> None:
+        """Read the new events and the ends of followed jobs that the journal names."""
         self._note_claims(events)
         if self._ends:
             final = self._final
@@ -292,7 +292,7 @@ class JobFeed(Generic[F]):
         await self._end_replaced(self._followers(removed))
 
     async def _resolve(self, job_ids: list[str]) -> None:
-        """Read these records; those that have ended are what is awaited."""
+        """Read these records, and give those that have ended to whoever awaits them."""
         now_s = time.monotonic()
         for start in range(0, len(job_ids), _CHUNK):
             step = job_ids[start : start + _CHUNK]
@@ -349,7 +349,7 @@ class JobFeed(Generic[F]):
                 await asyncio.sleep(AWAY_S)
 
     def _log_store(self, trouble: Exception | None) -> None:
-        """Log once that the store is away and once that it is back; the reader never gives up."""
+        """Log once that the store is unreachable and once that it is back; never give up."""
         if trouble is not None and not is_away(trouble):
             logger().error("feed_failed", exc_info=trouble)
         elif trouble is not None and not self._away:
@@ -379,7 +379,7 @@ class JobFeed(Generic[F]):
         await self._resolve(sorted(old, key=lambda each: self._ends[each].checked_s)[:_CHECKS_MAX])
 
     def _beat(self, job_ids: Iterable[str], now_s: float) -> None:
-        """Called for every followed job about once a sweep, also while the store is away."""
+        """Called for every followed job about once a sweep, also while the store is unreachable."""
 
     async def _read(self, names: Iterable[str]) -> None:
         """Fetch and hand out what is new in these jobs, in bounded steps."""
@@ -407,10 +407,10 @@ class JobFeed(Generic[F]):
         return [each for channel in found if channel for each in channel.followers]
 
     async def _end_replaced(self, followers: Iterable[F]) -> None:
-        """Called after events were read and before they are given: end those of another job."""
+        """Called before events are delivered: end followers of an earlier job of that id."""
 
     def _end_others(self, followers: Iterable[F], record: JobRecord | None) -> None:
-        """Called with the record of a job: end the followers that mean another one."""
+        """Called with the record of a job: end followers of an earlier job of that id."""
 
     async def _deliver(self, job_id: str, events: list[JobEvent]) -> bool:
         """Give one job's new events to its live followers; True if there may be more."""

@@ -155,10 +155,10 @@ _CHUNK = 1 << 16
 # A number of JSON that may be large. The lookbehind keeps the search linear in the text.
 _NUMBER = re.compile(rb"(?<![0-9.eE])[0-9][0-9.eE+-]{3,}")
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# With every digit replaced by 0, a number that no double holds contains one of the first signs, and
-# a number beyond 64 bits one of the second.
-_BEYOND_DOUBLE_SIGNS = (b"0e000", b"0e+000", b"0" * 200)
-_BEYOND_INT64_SIGNS = (b"0e00", b"0e+00", b"0" * 19)
+# With every digit replaced by 0, a number that no double holds contains one of the first patterns,
+# and a number beyond 64 bits one of the second.
+_BEYOND_DOUBLE = (b"0e000", b"0e+000", b"0" * 200)
+_BEYOND_INT64 = (b"0e00", b"0e+00", b"0" * 19)
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -192,7 +192,7 @@ _FAULTS = {
 
 
 def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
-    r"""Why some reader cannot take this JSON: "too_deep", "bad_number", "nul"; "" if all can.
+    r"""Why some reader cannot accept this JSON: "too_deep", "bad_number", "nul"; "" if all can.
 
     The text is searched, which is many times faster than decoding it and walking the value.
 
@@ -202,14 +202,14 @@ def json_fault(raw: bytes, *, number_max: float = sys.float_info.max) -> str:
     if _is_deeper(raw, TAKEN_DEPTH_MAX):
         return "too_deep"
     digits = raw.translate(_DIGITS)
-    signs = _BEYOND_DOUBLE_SIGNS if number_max > INTEGER_MAX else _BEYOND_INT64_SIGNS
-    if any(sign in digits for sign in signs) and _has_beyond(raw, number_max):
+    patterns = _BEYOND_DOUBLE if number_max > INTEGER_MAX else _BEYOND_INT64
+    if any(pattern in digits for pattern in patterns) and _has_beyond(raw, number_max):
         return "bad_number"
     return "nul" if b"\\u0000" in raw and b"\\u0000" in _unescaped(raw) else ""
 
 
 def check_json(raw: bytes | str) -> None:
-    """Raise ValueError for a payload that is not JSON or that some reader cannot take."""
+    """Raise ValueError for a payload that is not JSON or that some reader cannot accept."""
     try:
         raw = raw.encode() if isinstance(raw, str) else raw
         _syntax(raw)

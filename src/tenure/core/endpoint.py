@@ -117,7 +117,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One authenticated, decoded request: `body` has the type `takes`, `query` the type `asks`.
 
     `right` is the endpoint's. `touched` collects the objects that the call changed, as (owner, id).
-    `gone` returns when the client has disconnected, for handlers that let it wait.
+    `gone` returns when the client has disconnected, and `is_allowed` says whether the caller would
+    be admitted now: both are for handlers that let it wait.
     """
 
     caller: Caller
@@ -127,6 +128,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     headers: Mapping[str, str] = {}
     gone: Callable[[], Awaitable[None]] | None = None
+    is_allowed: Callable[[], Awaitable[bool]] | None = None
     touched: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
     @property

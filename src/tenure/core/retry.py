@@ -124,12 +124,12 @@ def _text_of(error: BaseException) -> str:
 
 def _failure(code: str, message: str, stack: str = "", *, retryable: bool) -> Failure:
     """A failure that can be written as UTF-8; its message says if characters were replaced."""
-    said = whole_text(message[:_MESSAGE_CHARS_MAX])
-    if said != message[:_MESSAGE_CHARS_MAX]:
-        said += f" ({REPLACED})"
+    text = whole_text(message[:_MESSAGE_CHARS_MAX])
+    if text != message[:_MESSAGE_CHARS_MAX]:
+        text += f" ({REPLACED})"
     return Failure(
         code=whole_text(code[:_CODE_CHARS_MAX]),
-        message=said,
+        message=text,
         stack=whole_text(stack),
         retryable=retryable,
     )
@@ -147,7 +147,7 @@ def decide_outcome(
         case LeaseLost():
             raise error  # nothing may be written after a lost lease, so there is no outcome
         case Cancel():
-            return Outcome(lease, "cancel", failure=_plain(error))
+            return Outcome(lease, "cancel", failure=_signal_failure(error))
         case Snooze():
             return Outcome(lease, "snooze", delay_ms=error.after_ms)
         case RateLimit():
@@ -155,14 +155,14 @@ def decide_outcome(
         case Park():
             return Outcome(lease, "snooze", until="children")
         case Fatal():
-            return Outcome(lease, "bury", failure=_plain(error, retryable=False))
+            return Outcome(lease, "bury", failure=_signal_failure(error, retryable=False))
         case Retry():
             return _retry(lease, error, policy, jitter, error.after_ms)
         case _:
             return _by_policy(lease, error, policy, jitter)
 
 
-def _plain(signal: Signal, *, retryable: bool = True) -> Failure:
+def _signal_failure(signal: Signal, *, retryable: bool = True) -> Failure:
     """The failure of a signal: without a stack, or that of its cause if it has one."""
     if signal.__cause__ is not None:
         return failure_of(signal.__cause__, retryable=retryable)
@@ -179,7 +179,7 @@ def _retry(
     # If neither the job nor the task sets a limit, there is one attempt, as for any failure.
     limit = max(lease.max_attempts, policy.max_attempts if policy else 1)
     kind: OutcomeKind = "bury" if lease.attempt >= limit else "retry"
-    return Outcome(lease, kind, failure=_plain(error), delay_ms=wait_ms)
+    return Outcome(lease, kind, failure=_signal_failure(error), delay_ms=wait_ms)
 
 
 def _by_policy(
@@ -204,7 +204,7 @@ def _policy_for(policy: RetryPolicy, error: BaseException) -> RetryPolicy | None
 
 
 def retry_after_ms(value: str, now_s: float) -> int:
-    """Milliseconds by a Retry-After header (a number or a date); 0 without a usable one.
+    """Milliseconds to wait by a Retry-After header (a number or a date); 0 without a usable one.
 
     >>> retry_after_ms("7", 0), retry_after_ms("Thu, 01 Jan 1970 00:00:30 GMT", 10.0)
     (7000, 20000)

@@ -55,14 +55,14 @@ class Records(Protocol):
         """Replace a record that is `before` ("": absent) by `after` ("": removed).
 
         True if the record is `after` now, so the call may be sent again. With `keep_ms` the record
-        may be gone after so long.
+        may be removed after that time.
         """
 
     async def size(self, group: str) -> int:
         """How many records a group has."""
 
     async def expire(self, group: str, keep_ms: int) -> None:
-        """Keep a group for so long only."""
+        """Keep a group for this time only."""
 
 
 class Schedules(Protocol):
@@ -99,7 +99,7 @@ class Flows(Protocol):
         """Called before a completed job is settled: submit what waited for it, if anything did."""
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job waits for which is not stored yet."""
+        """The jobs that a job of a later stage, which is not stored yet, waits for."""
 
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for."""
@@ -109,7 +109,8 @@ class QueueFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue has beyond the seven methods. Functions are None where it has no such feature.
 
     lease_ms          how long its leases last; 0 where only a lease can tell
-    claim_max         the most leases that one claim returns; fewer mean that the queue is empty
+    claim_max         the most leases that one claim returns; fewer mean that the queue is empty, or
+                      that their payloads are large
     slots_max         the most jobs that a worker may run at once; 0: no limit
     settles_at_once   how many settles the store works on side by side
     replaces_payload  a handler can replace its job's payload
@@ -194,7 +195,7 @@ READ_STEP = 25
 
 def weight(job: JobRecord) -> int:
     """How many bytes a job carries."""
-    return len(job.payload) + len(job.result) + len(job.error)
+    return len(job.payload) + len(job.result) + len(job.error) + len(job.progress)
 
 
 def is_full(events: Sequence[JobEvent], limit: int) -> bool:

@@ -45,6 +45,7 @@ _FULL_PAGE = 500
 _FULL_PAGES_MAX = 40
 _JOBS_MAX = 50_000
 _WORKERS_MAX = 1_000
+_ERRORS_MAX = 1_000
 _HISTORIES_MAX = 5_000
 _HISTORY_MAX = 100
 
@@ -286,7 +287,9 @@ class Observer:
         if counted is not None:
             setattr(second, counted, getattr(second, counted) + 1)
         if counted == "failed":
-            self.errors[event.error_code or "unknown"] += 1
+            code = event.error_code or "unknown"
+            known = code in self.errors or len(self.errors) < _ERRORS_MAX
+            self.errors[code if known else "other"] += 1
         if event.ver:
             before = self._versions.get(job_id, event.ver)
             second.missing += max(0, event.ver - before - 1)

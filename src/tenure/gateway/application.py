@@ -35,7 +35,7 @@ from tenure.dashboard.app import Dashboard
 from tenure.dashboard.audit import open_audit
 from tenure.gateway.auth import Auth, CallerHook, Sessions, headers_of
 from tenure.gateway.feed import Feed
-from tenure.gateway.http.body import read_body
+from tenure.gateway.http.body import BodyBudget, read_body
 from tenure.gateway.http.document import BASE_MARK, HTML, POLICY, asyncapi_document, docs_page
 from tenure.gateway.http.guard import Guard, GuardMiddleware, raise_again
 from tenure.gateway.http.openapi import Operation
@@ -112,6 +112,7 @@ class Gateway:
         self.draining = False
         self._started = False
         self._asking: asyncio.Task[None] | None = None
+        self._bodies = BodyBudget()
         self._auth = Auth(self.ring, settings, caller)
         self._streamer = Streamer(self._auth, self.metrics, retry_ms=settings.retry_ms)
         self.queues = open_queues(settings.queues, settings, self.metrics)
@@ -250,6 +251,7 @@ class Gateway:
             RateLimit(),
             self._audit,
             self.dashboard.searches,
+            self._bodies,
         )
         groups: list[tuple[list[Endpoint], Feed | None, str]] = [
             (queue.endpoints(self.settings, self._depth_limit(queue)), queue.feed, queue.name)
@@ -348,7 +350,9 @@ class Gateway:
 
     async def _read_body(self, request: Request, bytes_max: int) -> bytes:
         headers = headers_of(request.scope)
-        return await read_body(replayed(request), headers, bytes_max, self.settings.body_timeout_ms)
+        timeout_ms = self.settings.body_timeout_ms
+        with self._bodies.hold("") as hold:
+            return await read_body(replayed(request), headers, bytes_max, timeout_ms, hold)
 
     async def _serve_document(self, request: Request) -> Response:
         name = request.scope["path"].rpartition("/")[2].removesuffix(".json")

@@ -41,7 +41,7 @@ from tenure.gateway.keys import (
     split_key,
     worker_key,
 )
-from tenure.gateway.limits import FailedLogins, Quota
+from tenure.gateway.limits import FailedLogins, Quota, RateLimit
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import UNIX, GatewaySettings, is_local_host, is_loopback
 from tenure.store.batcher import CachedLookup
@@ -51,6 +51,7 @@ _log = structlog.get_logger("tenure.gateway")
 CACHE_S = 1.0
 _ANONYMOUS = Caller("", frozenset(SCOPES))
 _NO_QUOTA = Quota()
+_SIGN_INS = Quota(rate_per_s=0.5, rate_burst=60)  # each is a stored session and a line of the log
 _CHALLENGE = (("www-authenticate", 'Bearer realm="tenure"'),)
 _PROXY_HEADERS = frozenset(
     [
@@ -65,6 +66,7 @@ _PROXY_HEADERS = frozenset(
 )
 _HOPS_MAX = 32
 _HEADER_CHARS_MAX = 4_096
+_SSO = "sso:"
 _COOKIE = "tenure_session"
 _COOKIE_CHARS_MAX = 8_192
 # Matches only what a session id looks like, so that no cookie has to be parsed.
@@ -124,6 +126,8 @@ class Auth:
         person = self._proxies.person(scope)
         if person is not None:
             _check_own_page(scope["method"], headers, form=False)
+            if not person.requester.startswith(_SSO):
+                await self._find(person.requester)  # `quota` needs the key of the tenant
             return person
         if not self._open or await self._counts.get(""):
             raise Problem("no_key", headers=_CHALLENGE)
@@ -225,6 +229,7 @@ class Sessions:
         self._ring = ring
         self._ttl_ms = settings.session_ms
         self._idle_ms = settings.session_idle_ms
+        self._rate = RateLimit(code="login_limited", says=lambda *_: "this key signs in too often")
 
     async def caller(self, request: Request) -> Caller | None:
         """By session, otherwise as for the API; None for a caller who has to sign in."""
@@ -264,6 +269,7 @@ class Sessions:
             if problem.status == 401:
                 return None
             raise
+        self._rate.take(caller.requester, _SIGN_INS)
         text = await self._ring.open_session(caller.requester, self._ttl_ms, self._idle_ms)
         address = self._auth.address(request.scope, headers)
         _log.info("signed_in", key=caller.requester, address=address)
@@ -353,7 +359,7 @@ class _TrustedProxies:
         groups = {name.strip() for name in _single_header(scope, self._member_of).split(",")}
         for group in self._groups:
             if group.name in groups or group.name == "*":
-                return Caller(group.tenant or f"sso:{user}", group.scopes, user)
+                return Caller(group.tenant or f"{_SSO}{user}", group.scopes, user)
         raise Problem("scope", "gateway.sso_groups names none of this person's groups")
 
     def _trusts(self, peer: str) -> bool:

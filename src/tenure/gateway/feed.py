@@ -55,7 +55,7 @@ class Feed(JobFeed[Subscriber]):
         """A new follower of a job, after a position ("" for all); `leave` when it is done.
 
         `masked` hides the secrets in the events: the follower is not the job's requester. With
-        `origin`, it ends when the job of this id has another one.
+        `origin`, it ends when this id belongs to a job with another origin.
         """
         subscriber = Subscriber(
             job_id,

@@ -190,7 +190,7 @@ class Subscriber:
 
 
 def end_others(subscribers: Iterable[Subscriber], record: JobRecord | None) -> None:
-    """End the subscribers whose job is gone, or whose id another job has by now."""
+    """End the subscribers whose job is gone, or whose id now belongs to another job."""
     for subscriber in list(subscribers):
         if subscriber.origin not in (None, record.origin if record else ()):
             subscriber.end(GONE)

@@ -2,7 +2,7 @@
 
 A chain of three is three stages of one job, and a gather is a stage of many and a stage of one.
 The jobs are called steps; their ids say where they stand: `import-17@1.0` is the first step of the
-second stage. The steps of the first stage are submitted at once, the others lie in a record.
+second stage. The steps of the first stage are submitted at once, the others are stored in a record.
 
 A worker that has completed a step first stores its result beside the queue, then submits the next
 stage if that result was the last one missing, and settles the step only after that. If it dies in
@@ -33,7 +33,7 @@ from tenure.core.outcome import Failure, Outcome
 from tenure.core.seam import Flows, Records
 
 KEEP_MS = 30 * 86_400_000
-"""How long results are kept after the last one, in case that a step which failed is retried."""
+"""How long results are kept after the last one, in case a failed step is retried."""
 ENDED_KEEP_MS = 3_600_000
 """How long they are kept once the last step is done: it may lose its lease and run again."""
 
@@ -79,7 +79,7 @@ def step_of(job_id: str) -> Step | None:
 
 
 def steps_of(flow_id: str, stages: Sequence[Sequence[NewJob]]) -> list[list[NewJob]]:
-    """The jobs under the ids of their steps; raises `UsageError` for a flow that cannot be."""
+    """The jobs under the ids of their steps; raises `UsageError` for an invalid flow."""
     if not _FLOW_ID.fullmatch(flow_id):
         raise UsageError(f"id {flow_id[:120]!r} of a chain: 1 to 90 of letters, digits and _ . -")
     if not stages or not all(stages):
@@ -155,7 +155,7 @@ class StoredFlows:
         return list(await self._submit(jobs))
 
     async def before(self, job_id: str) -> list[str]:
-        """The steps that a step waits for, [] if it is none of a later stage."""
+        """The steps that a step of a later stage waits for; [] for any other job."""
         step = step_of(job_id)
         stage = await self._stage(step.flow, step.stage) if step is not None else None
         if step is None or stage is None or step.number >= len(stage.jobs):

@@ -36,6 +36,7 @@ _CHECK_DUE_EVERY_S = 0.05
 _CHECK_LEASES_EVERY_S = 0.5
 _LEASE_CHECKS_MIN = 20  # a short lease is checked at least this often while it lasts
 _CHECK_ALL_LEASES_EVERY_S = 10.0
+_NO_LIMIT = 2**62
 _NO_LEASES_MS = 2**62  # no lease expires this late, so none is checked
 _UNBLOCK_EVERY_S = 0.25
 _SHARE_POLL_MS = 100
@@ -203,6 +204,7 @@ class SqlClaimer:
             queue=settings.queue,
             token_hs=list(self._unanswered),
             count=CLAIM_MAX,
+            bytes=_NO_LIMIT,
         )
         missed = [
             row for row in rows if (row["job_id"], row["claim_version"]) not in self._recovered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ _STEP = 500
 _SCAN_MAX = 10_000
 _AFTER_NEWEST = 2**62
 _ATTEMPTS_MAX = 100
+_WEIGHED = ("payload", "result", "error", "progress")
 _POSITION = re.compile(r"[0-9]{1,18}")
 EVENT_FIELDS = (
     *("ver", "task", "from_state", "to_state", "attempt", "fence", "prev_fence", "token_h"),
@@ -203,12 +204,20 @@ class JournalReaders:
 
 
 class SqlLedger:
-    """The ledger of one queue, for one event loop."""
+    """The ledger of one queue, for one event loop; `names` are what events call its states."""
 
-    def __init__(self, engine: Engine, settings: QueueSettings, machine: Machine) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: QueueSettings,
+        machine: Machine,
+        *,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.engine = self._engine = engine
         self._settings = settings
         self._machine = machine
+        self._names = names or {}
 
     @property
     def settings(self) -> QueueSettings:
@@ -267,7 +276,7 @@ class SqlLedger:
                 before, scanned = row["position"], scanned + 1
                 if row["job_id"] is None:
                     continue
-                read += len(row["payload"]) + len(row["result"]) + len(row["error"])
+                read += sum(len(row[name]) for name in _WEIGHED)
                 if _matches(row, query):
                     found.append(self._record(row))
                 if len(found) >= query.limit or read >= PAGE_BYTES:
@@ -315,7 +324,7 @@ class SqlLedger:
         rows = await self._run(
             "events", job_id=job_id, after=from_version, count=limit, bytes=PAGE_BYTES
         )
-        return [_job_event(row) for row in rows]
+        return [_job_event(row, self._names) for row in rows]
 
     async def pause(self) -> None:
         """Hand out no more leases."""
@@ -418,7 +427,7 @@ def _matches(row: Row, query: Query) -> bool:
     )
 
 
-def _job_event(row: Row) -> JobEvent:
+def _job_event(row: Row, names: Mapping[str, str]) -> JobEvent:
     if row["news_type"] is not None:  # a report: the columns `news*` hold its type, step and data
         return JobEvent(
             event_id=str(row["ver"]),
@@ -430,7 +439,7 @@ def _job_event(row: Row) -> JobEvent:
     data = b'{"attempt":%d}' % row["attempt"]
     return JobEvent(
         event_id=str(row["ver"]),
-        type=row["to_state"],
+        type=names.get(row["to_state"], row["to_state"]),
         ts_ms=row["ts_ms"],
         step=row["type"],
         data=data,

@@ -27,6 +27,7 @@ from tenure.store.resend import run_step
 
 _STAGES = ("fetching", "processing", "uploading")
 _BATCH_MAX = 1_000
+_PROGRESS_BYTES_MAX = 64 * 1024  # it is a part of the job, which lists show
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:@-]")
 
 
@@ -186,6 +187,12 @@ class SqlQueue:
         if report.type in self._finals:
             raise UsageError(
                 f"a handler cannot report {report.type!r}: followers stop there; return or raise",
+                contract=self._settings.contract,
+            )
+        if len(report.progress) > _PROGRESS_BYTES_MAX:
+            raise UsageError(
+                f"a progress of {len(report.progress)} bytes; at most {_PROGRESS_BYTES_MAX} are "
+                "stored. Put more into `data`",
                 contract=self._settings.contract,
             )
         if report.type == "stage" and report.step not in _STAGES:

@@ -129,8 +129,8 @@ class Executor:
                 attempt.lost = True
                 self.end(attempt, "lost")
             elif task is None:
-                say = partial(attempt.source.report, attempt)
-                self.conclude(attempt, self._unknown.decide_outcome(attempt, say))
+                report = partial(attempt.source.report, attempt)
+                self.conclude(attempt, self._unknown.decide_outcome(attempt, report))
                 self._free(attempt)
             else:
                 attempt.tally.started += 1

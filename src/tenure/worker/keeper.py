@@ -84,7 +84,7 @@ class Keeper:
         """The attempts to extend: all that were not confirmed just now. Ends those that expired."""
         due = []
         half_s = self.interval_s / 2
-        # Copied in one step: the thread of the loop changes it.
+        # Copied in one step: the thread of the worker's loop changes it.
         for attempt in self._source.attempts.copy():
             confirmed = attempt.until - attempt.lease.lease_ms / 1000
             if attempt.until <= now:

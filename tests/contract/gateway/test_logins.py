@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from tenure.core.errors import UsageError
 from tenure.gateway.keyrings import open_keyring
+from tenure.gateway.limits import Quota
 from tenure.gateway.server import serving
 from tenure.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Site
@@ -255,3 +256,26 @@ async def test_settings_that_mean_nothing_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         await site.gateway(**settings)
+
+
+async def test_a_person_of_a_tenant_has_the_quota_of_its_key(site: Site) -> None:
+    ring = open_keyring(site.url())
+    key, _ = await ring.create(["jobs:read"], "acme")
+    await ring.limit(key.id, Quota(rate_per_s=0.001, rate_burst=1))
+    await ring.close()
+    web = await site.web(**{**SSO, "sso_groups": (f"acme=jobs:read@{key.id}",)})
+    replies = [
+        await web.send("GET", "/v1/jobs/none", headers=named("ann", "acme")) for _ in range(2)
+    ]
+    assert [reply.status for reply in replies] == [404, 429]
+
+
+async def test_a_key_signs_in_only_so_often(site: Site) -> None:
+    ring = open_keyring(site.url())
+    texts = [(await ring.create(["observe"], name))[1] for name in ("one", "other")]
+    await ring.close()
+    web = await site.web()
+    statuses = [(await post_key(web, texts[0])).status for _ in range(70)]
+    assert statuses[:60] == [303] * 60
+    assert 429 in statuses[60:]
+    assert (await post_key(web, texts[1])).status == 303

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from tenure.core.job import NewJob
+from tenure.core.lease import Report
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.redaction import MASK
 from tenure.core.seam import PAGE_BYTES, Query, Queue, weight
@@ -237,3 +238,21 @@ async def test_pages_of_dead_letters_and_workers_are_bounded_and_say_so(site: Si
     shown = (await web.get("/workers")).body.decode()
     assert shown.count("<tr id=") == 500
     assert "more are left out" in shown
+
+
+@pytest.mark.parametrize("contract", SERVED)
+async def test_the_progress_of_jobs_counts_for_the_bytes_of_a_page(
+    servers: Servers, contract: str
+) -> None:
+    stage = await adapters(servers)[contract].open(lease_ms=60_000)
+    try:
+        queue, progress = stage.queue("w1"), b'"%b"' % (b"x" * 60_000)
+        made = await submitted(queue, {}, 90)
+        for _ in made:
+            (lease,) = await queue.claim(1, wait_ms=1_000)
+            assert await queue.report([Report(lease=lease, progress=progress)]) == [None]
+        page = await stage.ledger.find(Query(limit=200))
+        assert page.after
+        assert sum(len(job.progress) for job in page.jobs) < PAGE_BYTES + len(progress)
+    finally:
+        await stage.close()

@@ -1,6 +1,7 @@
 """Claims cost the same with a million rows beside them; here with a few ten thousand, by plan."""
 
 import asyncio
+import re
 import sqlite3
 import statistics
 import time
@@ -12,11 +13,12 @@ import asyncpg
 import pytest
 
 from tenure.core.job import NewJob
+from tenure.core.lease import Report
 from tenure.core.outcome import COMPLETED, Outcome
 from tenure.core.registry import open_queue
 from tenure.core.seam import Queue
 from tenure.sql.engine import INBOX, OUTBOX, Row
-from tenure.sql.operations import Operation
+from tenure.sql.operations import Operation, Operations
 from tenure.sql.postgres_engine import PostgresEngine
 from tenure.sql.sqlite_engine import SqliteEngine
 from tests.contract.adapters import Servers
@@ -46,7 +48,9 @@ async def claims_s(queue: Queue, rounds: int = 30) -> float:
     return statistics.median(taken)
 
 
-async def plan_of(server: str, box: str, name: str, *given: object, analyzed: str = "") -> str:
+async def plan_of(
+    server: str, box: str, name: str, *given: object, analyzed: str = "", how: str = ""
+) -> str:
     """How PostgreSQL would run an operation; of a batch it is given one row of anything."""
     engine = PostgresEngine(server, schema="flat")
     try:
@@ -58,7 +62,7 @@ async def plan_of(server: str, box: str, name: str, *given: object, analyzed: st
         async with engine.database.connection() as connection:
             if analyzed:
                 await connection.execute(f"ANALYZE {analyzed}")
-            plan = await connection.fetch("EXPLAIN " + statement, *batch, *given)
+            plan = await connection.fetch(f"EXPLAIN {how} {statement}", *batch, *given)
     finally:
         await engine.close()
     return "\n".join(line[0] for line in plan)
@@ -125,6 +129,49 @@ async def test_a_page_of_an_outbox_is_read_by_indexes(
     else:
         assert text.count("Index Cond: ((queue = ") == 2, text
         assert "Sort  (" not in text, text
+
+
+REPORTS = 3_000
+
+
+async def with_reports(url: str) -> str:
+    """The id of a job with many reports."""
+    queue = open_queue(url, worker_id="w")
+    await queue.submit([NewJob(task="t", payload=b"{}")])
+    (lease,) = await queue.claim(1, wait_ms=0)
+    report = Report(lease=lease, type="token", data=b'{"t":"%b"}' % (b"x" * 200))
+    assert await queue.report([report] * REPORTS) == [None] * REPORTS
+    await queue.close()
+    return lease.job_id
+
+
+@pytest.mark.clause("I-31")
+@pytest.mark.parametrize("after", [0, 10])
+async def test_a_page_of_events_reads_no_more_than_the_page(server: str, after: int) -> None:
+    job_id = await with_reports(f"inbox+{server}?schema=flat&queue=long")
+    given = ("long", job_id, after, 20, 1 << 20)
+    plan = await plan_of(server, INBOX, "events", *given, analyzed="job_journal", how="(ANALYZE)")
+    rows = [int(rows) for rows in re.findall(r"job_journal .*actual .*rows=(\d+)", plan)]
+    assert rows, plan
+    assert max(rows) <= 20, plan
+
+
+@pytest.mark.clause("I-31")
+async def test_a_page_of_events_on_sqlite_reads_no_more_than_the_page(tmp_path: Path) -> None:
+    job_id = await with_reports(f"inbox+sqlite:///{tmp_path}/long.db?synchronous=normal&queue=long")
+    statement = Operations("sqlite", INBOX)["events"].statements[0]
+    file = sqlite3.connect(tmp_path / "long.db")
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    file.set_progress_handler(count, 1)
+    given = {"queue": "long", "job_id": job_id, "after": 0, "count": 20, "bytes": 1 << 20}
+    assert len(file.execute(statement, given).fetchall()) == 20
+    file.close()
+    assert steps < 2 * REPORTS  # to read all reports takes at least eight instructions for each
 
 
 @pytest.mark.clause("I-23", "I-28")

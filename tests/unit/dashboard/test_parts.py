@@ -183,3 +183,20 @@ async def test_a_page_keeps_its_place_until_it_was_taken_over() -> None:
     await serving
     assert sum(sent) == 200_000
     assert not searches.running
+
+
+def test_the_error_codes_that_an_observer_counts_are_bounded() -> None:
+    observer = Observer(NoQueue(), lambda queue, job_id: None)  # type: ignore[arg-type]
+    for number in range(3_000):
+        observer._note(
+            JournalEvent(
+                seq=str(number),
+                contract="memory",
+                queue="q",
+                job_id=f"j{number}",
+                type="bury",
+                ts_ms=number,
+                error_code=f"E{number}",
+            )
+        )
+    assert (len(observer.errors), observer.errors["other"]) == (1_001, 2_000)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from starlette.requests import ClientDisconnect
 
-from tenure.gateway.http.body import BodyQueue, decode, decoded
+from tenure.gateway.http.body import BodyBudget, BodyQueue, decode, decoded, read_body
 from tenure.gateway.problems import Problem
 
 
@@ -159,3 +159,39 @@ async def test_large_bodies_of_workers_do_not_wait_for_those_of_clients() -> Non
     assert not client.done()
     held.open.set()
     await client
+
+
+async def chunks(*parts: bytes) -> Any:
+    for part in parts:
+        yield {"type": "http.request", "body": part, "more_body": True}
+    await asyncio.Event().wait()  # the rest never comes
+
+
+def slow_body(budget: BodyBudget, who: str, size: int) -> asyncio.Task[bytes]:
+    """A request whose body stops after `size` bytes."""
+    messages = chunks(*[b"x" * 1_000] * (size // 1_000))
+
+    async def read() -> bytes:
+        with budget.hold(who) as hold:
+            return await read_body(messages.__anext__, {}, 1 << 20, 60_000, hold)
+
+    return asyncio.create_task(read())
+
+
+async def test_the_bodies_of_a_key_that_are_under_way_have_a_budget() -> None:
+    budget = BodyBudget(per_caller=10_000, of_all=25_000)
+    slow = [slow_body(budget, "one", 5_000) for _ in range(2)]
+    await until(lambda: budget.held["one"] == 10_000)
+    with pytest.raises(Problem) as refused:
+        await slow_body(budget, "one", 1_000)
+    assert refused.value.code == "rate_limited"
+    assert {("retry-after", "1"), ("connection", "close")} <= set(refused.value.headers)
+    slow.append(slow_body(budget, "other", 10_000))
+    await until(lambda: budget.held["other"] == 10_000)
+    with pytest.raises(Problem) as refused:
+        await slow_body(budget, "third", 6_000)
+    assert refused.value.code == "busy"
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert (budget.total, dict(budget.held)) == (0, {})

@@ -8,8 +8,10 @@ import hmac
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from tenure.contracts.plane.model import Claim, queue_of
 from tenure.contracts.plane.transports import Transport, lease_of
@@ -17,7 +19,7 @@ from tenure.core.encoding import short_hash
 from tenure.core.errors import StoreError
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Verdict
-from tenure.core.seam import Quarantined
+from tenure.core.seam import PAGE_BYTES, Quarantined
 from tenure.sql.claim import bury_unreadable, why_no_json
 from tenure.sql.engine import PLANE, Engine, QueueListener
 
@@ -25,6 +27,7 @@ _NONCE_CHARS = 32
 _SIGNATURE_CHARS = 16
 _TRIES = 5
 _TOKENS_KEPT = 4096
+_ORDERS_MAX = 1_000
 
 
 class Tokens:
@@ -88,6 +91,8 @@ class _StreamRotation:
         every = self._every
         if not every or len(streams) < 2:
             return streams
+        if len(self._claims) >= _ORDERS_MAX:
+            self._claims.clear()
         number = self._claims.get(streams, 0) + 1
         self._claims[streams] = number
         if number % every:
@@ -194,6 +199,9 @@ class Waiters:
 
 WAIT_MS_MAX = 60_000
 _RECOVER_MAX = 1_000
+# How many claims of one key take leases at the same time, each of some megabytes. The others
+# wait for their turn. A claim that waits for jobs is not counted.
+_TAKING_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,7 @@ class Claims:
         self._waiters = waiters
         self._settle = settle
         self._rotation = _StreamRotation(fair_every)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._active: dict[str, asyncio.Task[list[Lease]]] = {}
         self._releasing: set[asyncio.Future[None]] = set()
         self.quarantined: list[Quarantined] = []
@@ -236,7 +245,8 @@ class Claims:
         for claim_id in filter(None, earlier):
             nonce = tokens.nonce(claim.requester, worker_id, claim_id)
             await self._supersede(nonce)
-            held = await self._recover(nonce, streams, claim.limit, tokens)
+            async with self._turn(claim):
+                held = await self._recover(nonce, streams, claim.limit, tokens)
             if held:
                 return held
         nonce = tokens.nonce(claim.requester, worker_id, claim.claim_id)
@@ -244,12 +254,22 @@ class Claims:
         if claim.claim_id:
             return await self._run_resendable(active)
         if claim.wait_ms <= 0:  # it cannot be sent again and is brief, so nothing needs to end it
-            return await self._look(active)
+            async with self._turn(claim):
+                return await self._look(active)
         return await self._wait(active)
 
     async def close(self) -> None:
         """Wait until the leases of claimers that have gone are released."""
         await asyncio.gather(*self._releasing, return_exceptions=True)
+
+    def _turn(self, claim: Claim) -> AbstractAsyncContextManager[None]:
+        """A turn to take leases for the key of a claim; the anonymous local caller has no limit."""
+        if not claim.requester:
+            return nullcontext()
+        turn = self._turns.get(claim.requester)
+        if turn is None:
+            turn = self._turns[claim.requester] = asyncio.Semaphore(_TAKING_MAX)
+        return turn
 
     async def _run_resendable(self, active: _ActiveClaim) -> list[Lease]:
         """Run a claim with an id; if the same claim is sent again, this one ends."""
@@ -284,21 +304,24 @@ class Claims:
                         await waiter.woken.wait()
                 except TimeoutError:
                     break
+                if claim.is_allowed is not None and not await claim.is_allowed():
+                    break  # its key was revoked while it waited
         finally:
             self._waiters.leave(waiter, found=bool(leases))
         return leases
 
     async def _look_shielded(self, active: _ActiveClaim) -> list[Lease]:
         """Look once. If the claim is cancelled during the look, its leases are released."""
-        looking = asyncio.ensure_future(self._look(active))
-        try:
-            return await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            releasing = asyncio.ensure_future(self._release(looking))
-            self._releasing.add(releasing)
-            releasing.add_done_callback(self._releasing.discard)
-            await asyncio.shield(releasing)
-            raise
+        async with self._turn(active.claim):
+            looking = asyncio.ensure_future(self._look(active))
+            try:
+                return await asyncio.shield(looking)
+            except asyncio.CancelledError:
+                releasing = asyncio.ensure_future(self._release(looking))
+                self._releasing.add(releasing)
+                releasing.add_done_callback(self._releasing.discard)
+                await asyncio.shield(releasing)
+                raise
 
     async def _release(self, looking: asyncio.Future[list[Lease]]) -> None:
         """Release leases whose claimer has gone; if that fails, they expire."""
@@ -307,12 +330,12 @@ class Claims:
             await self._settle([Outcome(lease, "release") for lease in leases])
 
     async def _look(self, active: _ActiveClaim) -> list[Lease]:
-        """The leases that can be had now."""
+        """The leases that can be had now, up to the one that reaches `PAGE_BYTES`."""
         limit = active.claim.limit
         leases: list[Lease] = []
         for stream in self._rotation.order(active.streams):
             token = active.tokens.token(stream, active.nonce)
-            while len(leases) < limit:
+            while len(leases) < limit and _size(leases) < PAGE_BYTES:
                 left = limit - len(leases)
                 taken = await self._transport.take(stream, left, active.worker_id, token)
                 self._waiters.set_due(stream, taken.due_in_ms)
@@ -320,8 +343,6 @@ class Claims:
                 leases += readable
                 if len(readable) == len(taken.leases):
                     break
-            if len(leases) >= limit:
-                break
         return leases
 
     async def _supersede(self, nonce: str) -> None:
@@ -338,6 +359,8 @@ class Claims:
         """The leases that an earlier claim took and whose answer was lost."""
         leases: list[Lease] = []
         for stream in streams:
+            if _size(leases) >= PAGE_BYTES:
+                break
             token = tokens.token(stream, nonce)
             rows = await self._engine.run(
                 PLANE,
@@ -345,6 +368,7 @@ class Claims:
                 queue=queue_of(stream),
                 token_hs=[short_hash(token.encode())],
                 count=min(limit, _RECOVER_MAX),
+                bytes=PAGE_BYTES,
             )
             leases += [lease_of(row, stream, token) for row in rows]
         return (await self._readable(leases))[:limit]
@@ -355,3 +379,7 @@ class Claims:
         if not any(reasons):
             return leases
         return await bury_unreadable(leases, reasons, self._settle, self.quarantined)
+
+
+def _size(leases: Sequence[Lease]) -> int:
+    return sum(len(lease.payload) for lease in leases)

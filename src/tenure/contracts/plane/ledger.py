@@ -37,7 +37,8 @@ class PlaneLedger:
     def __init__(self, engine: Engine, options: PlaneOptions) -> None:
         self._engine = engine
         self._ledgers = {
-            name: SqlLedger(engine, options.settings(name), ROW_MACHINE) for name in options.names
+            name: SqlLedger(engine, options.settings(name), ROW_MACHINE, names=STATES)
+            for name in options.names
         }
         self.default_stream = options.names[0]
         self.news = NewsTail(PlaneJournal(engine, options), self.requesters)
@@ -137,13 +138,7 @@ class PlaneLedger:
         """The job's own events after a version."""
         record = await self._first.get(job_id)
         ledger = self._ledgers.get(stream_of(record.queue)) if record else None
-        if ledger is None:
-            return []
-        events = await ledger.events(job_id, after=after, limit=limit)
-        return [
-            msgspec.structs.replace(event, type=STATES.get(event.type, event.type))
-            for event in events
-        ]
+        return await ledger.events(job_id, after=after, limit=limit) if ledger else []
 
     async def pause(self) -> None:
         """Hand out no more leases of any stream."""

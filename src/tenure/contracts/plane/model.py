@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -149,7 +149,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     `claim_id` is for sending the claim again: leases that were taken under it, or under one of
     `lost`, are answered first. `fresh` says that this claim was not sent before, which saves the
-    plane a query. `looked` says that the streams were empty a moment ago.
+    plane a query. `looked` says that the streams were empty a moment ago. `is_allowed` says whether
+    a claim that waited may still take jobs.
     """
 
     worker_id: str
@@ -161,6 +162,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False
     looked: bool = False
     requester: str = ""
+    is_allowed: Callable[[], Awaitable[bool]] | None = None
 
 
 class PlaneApi(Protocol):

@@ -232,6 +232,8 @@ class NewsRoutes:
             waiting.cancel()
             gone.cancel()
             await asyncio.gather(waiting, gone, return_exceptions=True)
+        if query.wait_ms and call.is_allowed is not None and not await call.is_allowed():
+            found, after = [], int(query.after)  # its key was revoked while it waited
         moved = [JobMoved(each.job_id, each.type, each.state) for each in found]
         return Answer(200, PlaneNews(str(after), moved))
 

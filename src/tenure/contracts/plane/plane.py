@@ -383,7 +383,7 @@ class LocalFlows(WorkerFlows):
         return await self._plane.flows.start(flow_id, stages)
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job waits for which is not stored yet."""
+        """The jobs that a job of a later stage, which is not stored yet, waits for."""
         return await self._plane.flows.before(job_id)
 
 

@@ -304,6 +304,7 @@ class _WorkerRoutes:
             lost=tuple(body.lost),
             fresh=body.fresh,
             requester=call.caller.requester,
+            is_allowed=call.is_allowed,
         )
         leases = await self._claim(call, claim, body.max_wait_ms)
         ttl_s = self._plane.options.lease_ms / 1000

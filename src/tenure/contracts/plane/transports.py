@@ -13,6 +13,7 @@ from tenure.contracts.plane.model import queue_of, warn
 from tenure.core.encoding import short_hash
 from tenure.core.errors import ServerError, StoreError
 from tenure.core.lease import Lease
+from tenure.core.seam import PAGE_BYTES
 from tenure.sql.claim import ttl_ms
 from tenure.sql.engine import PLANE, Engine, QueueListener, QueueSettings, Row, why_unreadable
 from tenure.sql.upkeep import Upkeeper
@@ -38,7 +39,10 @@ class Transport(Protocol):
     """Says which job of a stream is next."""
 
     async def take(self, stream: str, limit: int, worker_id: str, token: str) -> TakeResult:
-        """Leases on the next jobs of a stream: lease, attempt and state in one transaction."""
+        """Leases on the next jobs of a stream: lease, attempt and state in one transaction.
+
+        Their payloads reach `PAGE_BYTES` with the last one at most.
+        """
 
     async def acknowledge(self, stream: str, message_ids: Sequence[str]) -> None:
         """Forget these messages, whose leases have ended in the database (P-14)."""
@@ -148,6 +152,7 @@ class RowTransport:
             check_due=check_due,
             from_priority=cursor.position[0],
             from_seq=cursor.position[1],
+            bytes=PAGE_BYTES,
         )
 
     def _distribute(
@@ -269,7 +274,10 @@ class MessageTransport:
     async def _claim(
         self, stream: str, messages: list[_Message], worker_id: str, token: str
     ) -> TakeResult:
-        """P-5: the database decides about each message; stale ones are acknowledged."""
+        """P-5: the database decides about each message; stale ones are acknowledged.
+
+        Messages of jobs that are too many bytes for this claim wait for the next one.
+        """
         try:
             rows = await self._engine.run(
                 PLANE,
@@ -279,6 +287,7 @@ class MessageTransport:
                 lease_ms=self._settings[stream].lease_ms,
                 worker_id=worker_id,
                 token_h=short_hash(token.encode()),
+                bytes=PAGE_BYTES,
             )
         except BaseException:
             self._undecided[stream] += messages
@@ -286,12 +295,15 @@ class MessageTransport:
         if rows[0]["paused"]:
             self._undecided[stream] += messages
             return TakeResult([])
-        taken = {row["n"]: row for row in rows if row["job_id"] is not None}
-        stale = [each.id for number, each in enumerate(messages, 1) if number not in taken]
+        current = {row["n"] for row in rows}
+        stale = [each.id for number, each in enumerate(messages, 1) if number not in current]
+        taken = [row for row in rows if row["job_id"] is not None]
+        left = current - {row["n"] for row in taken} - {None}
+        self._undecided[stream][:0] = [messages[number - 1] for number in sorted(left)]
         await self.acknowledge(stream, stale)
-        in_turn = sorted(taken.items(), key=lambda each: int(each[1]["seq"]))
+        in_turn = sorted(taken, key=lambda row: int(row["seq"]))
         return TakeResult(
-            [lease_of(row, stream, token, messages[at - 1].id) for at, row in in_turn]
+            [lease_of(row, stream, token, messages[row["n"] - 1].id) for row in in_turn]
         )
 
     async def _promote_due(self, stream: str) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import gc
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -29,6 +30,8 @@ _LARGE = 64 * 1024
 _IN_THREAD_MAX = 2  # bodies of one caller in the queue of the decoding thread
 _WAITING_MAX = 16
 _ALL_MAX = 256
+_HELD_BYTES_MAX = 64 << 20  # of one caller
+_HELD_BYTES_ALL_MAX = 512 << 20
 _FLOAT = re.compile(rb"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
@@ -36,10 +39,59 @@ _AT = re.compile(r" - at `(.+)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
 
+class BodyBudget:
+    """Limits the bytes of the bodies that are under way, of one caller and of all together.
+
+    Without it, one key could have a body of the largest size on each of a thousand connections.
+    """
+
+    def __init__(
+        self, per_caller: int = _HELD_BYTES_MAX, of_all: int = _HELD_BYTES_ALL_MAX
+    ) -> None:
+        self._per_caller = per_caller
+        self._of_all = of_all
+        self.held: Counter[str] = Counter()
+        self.total = 0
+
+    @contextmanager
+    def hold(self, who: str) -> Iterator[Callable[[int], None]]:
+        """A function that counts bytes of one body until the exit, or raises `Problem`."""
+        own = 0
+
+        def add(size: int) -> None:
+            nonlocal own
+            close = (("connection", "close"),)
+            if who and self.held[who] + size > self._per_caller:
+                detail = f"the bodies of this key that are under way have {self._per_caller} bytes"
+                raise Problem("rate_limited", detail, headers=close, retry_after_s=1)
+            if self.total + size > self._of_all:
+                detail = "the bodies that are under way are too large together"
+                raise Problem("busy", detail, headers=close, retry_after_s=1)
+            own += size
+            self.held[who] += size
+            self.total += size
+
+        try:
+            yield add
+        finally:
+            if own:
+                self.total -= own
+                self.held[who] -= own
+                if not self.held[who]:
+                    del self.held[who]
+
+
 async def read_body(
-    receive: Receive, headers: Mapping[str, str], bytes_max: int, timeout_ms: int
+    receive: Receive,
+    headers: Mapping[str, str],
+    bytes_max: int,
+    timeout_ms: int,
+    hold: Callable[[int], None],
 ) -> bytes:
-    """The whole body; raises `Problem` as soon as it is too large or too slow."""
+    """The whole body; raises `Problem` as soon as it is too large or too slow.
+
+    `hold` is told of the bytes that wait for the rest of their body.
+    """
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -49,7 +101,8 @@ async def read_body(
         raise _too_large(bytes_max)
     if not message.get("more_body", False):
         return first
-    return await _read_rest(receive, first, bytes_max, timeout_ms)
+    hold(len(first))
+    return await _read_rest(receive, first, bytes_max, timeout_ms, hold)
 
 
 async def _next(receive: Receive, timeout_ms: int) -> Any:
@@ -96,7 +149,13 @@ class _Resumed:
             return done.value
 
 
-async def _read_rest(receive: Receive, first: bytes, bytes_max: int, timeout_ms: int) -> bytes:
+async def _read_rest(
+    receive: Receive,
+    first: bytes,
+    bytes_max: int,
+    timeout_ms: int,
+    hold: Callable[[int], None],
+) -> bytes:
     """Read the other chunks of a body. The deadline is for all of them together."""
     chunks = [first]
     size = len(first)
@@ -108,6 +167,7 @@ async def _read_rest(receive: Receive, first: bytes, bytes_max: int, timeout_ms:
         size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
+        hold(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)

@@ -23,7 +23,7 @@ from tenure.dashboard.api import BASE, ROUTE, SearchLimit, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
 from tenure.gateway.auth import Auth, headers_of
 from tenure.gateway.feed import Feed
-from tenure.gateway.http.body import check_media, decoded, invalid, read_body
+from tenure.gateway.http.body import BodyBudget, check_media, decoded, invalid, read_body
 from tenure.gateway.limits import Quota, RateLimit
 from tenure.gateway.problems import Problem
 from tenure.gateway.settings import GatewaySettings
@@ -55,6 +55,7 @@ class RouteContext:
         rate: RateLimit,
         audit: AuditLog,
         searches: SearchLimit,
+        bodies: BodyBudget,
     ) -> None:
         self.settings = settings
         self.auth = auth
@@ -62,6 +63,7 @@ class RouteContext:
         self.rate = rate
         self.audit = audit
         self.searches = searches
+        self.bodies = bodies
         # Actions of a key on its own objects fill at most a hundredth of the audit log per day.
         # Without this limit, one tenant could have the entries of administrators pruned.
         share = max(1, settings.audit_keep // 100)
@@ -117,6 +119,7 @@ class Resource:
             body=await self._body(endpoint, receive, headers, caller),
             headers=headers,
             gone=partial(until_disconnected, receive),
+            is_allowed=partial(context.auth.is_valid, caller),
         )
         work = self._change(endpoint, call) if right.does else endpoint.handle(call)
         if endpoint.is_search:
@@ -183,10 +186,11 @@ class Resource:
         check_media(headers)
         quota = self._context.auth.quota(caller.requester)
         bytes_max = settings.body_limit(endpoint.bytes_max, quota)
-        raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms)
         works = endpoint.right.scope == "jobs:work"
         gone = partial(until_disconnected, receive)
-        return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
+        with self._context.bodies.hold(caller.who) as hold:
+            raw = await read_body(receive, headers, bytes_max, settings.body_timeout_ms, hold)
+            return await decoded(decoder, raw, who=caller.who, works=works, gone=gone)
 
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:

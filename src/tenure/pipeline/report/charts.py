@@ -8,6 +8,7 @@ from html import escape
 
 WIDTH, HEIGHT = 860, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
+_MS_MAX = 253_402_300_799_999  # the end of the year 9999, after which there is no date
 COLOURS = ("#2563eb", "#16a34a", "#dc2626", "#d97706", "#7c3aed", "#0891b2")
 
 
@@ -124,7 +125,7 @@ def _grid(top: float, unit: str) -> str:
 
 def _times(begin: int, end: int) -> str:
     def words(ms: int) -> str:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%d %b %H:%M")
+        return datetime.fromtimestamp(min(ms, _MS_MAX) / 1000, UTC).strftime("%d %b %H:%M")
 
     y = HEIGHT - 8
     return (

@@ -2,12 +2,12 @@
 
     spark.read.format("tenure").option("url", URL).load()                      the journal
     spark.read.format("tenure").option("url", URL).option("table", "jobs")     the jobs
-    spark.readStream.format("tenure").option("url", URL).load()                the journal, on
+    spark.readStream.format("tenure").option("url", URL).load()                the journal, followed
     df.write.format("tenure").option("url", URL).option("task", T).mode("append").save()
 
 Options for reading: `url` (or `urls`, one a line), `columns` (only these, since Spark does not tell
 a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` (batch only; with
-`pushdown` true a filter on `ts_ms` does the last), `max_rows` (about so many in a micro-batch),
+`pushdown` true a filter on `ts_ms` does the last), `max_rows` (about that many per micro-batch),
 `fail_on_loss` ("false" goes on if entries were trimmed unread). For writing see `writing`.
 """
 
@@ -163,7 +163,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Before everything that is there."""
+        """Before the oldest event that is kept."""
         return self._follow().begin()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -177,7 +177,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go no further than what there is now."""
+        """Stop at the events that exist now."""
         self._follow().aim()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:

@@ -76,16 +76,20 @@ ORDER BY priority NULLS FIRST, seq
 
 -- name: recover
 -- The leases of claims whose answers were lost, found by the hashes of their tokens.
--- Takes: queue text, token_hs text[], count integer
--- Returns: the time and a lease in each row
+-- Takes: queue text, token_hs text[], count integer, bytes bigint
+-- Returns: the time and a lease in each row, up to the one with which the payloads reach `bytes` bytes
 -- Clauses: I-13
 SELECT {now} AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
   lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
-FROM {jobs}
-WHERE queue = :queue AND status IN {running} AND lease_token_h = ANY (:token_hs)
+FROM (
+  SELECT held.*, sum(octet_length(payload)) OVER (ORDER BY priority, seq) - octet_length(payload) AS bytes_before
+  FROM (SELECT * FROM {jobs}
+    WHERE queue = :queue AND status IN {running} AND lease_token_h = ANY (:token_hs)
+    ORDER BY priority, seq LIMIT :count) held
+) weighed
+WHERE bytes_before < :bytes
 ORDER BY priority, seq
-LIMIT :count
 
 -- name: extend
 -- Extends leases: with `always` all of them, else those of which less than two thirds are left.

@@ -63,17 +63,19 @@ WHERE bytes_after < :bytes ORDER BY claim_version
 -- removed: earlier events are of another job, perhaps of another requester.
 -- Takes: queue text, job_id text, after bigint, count integer, bytes bigint
 -- Returns: their rows, up to the one with which the reports reach `bytes` bytes
--- `queue || ''` keeps the planner from using an index on the queue: a job has few rows, a queue many.
+-- `IS TRUE` keeps the planner from using the index on the queue: a page is read by the job's versions.
 -- Clauses: I-31
 WITH listed AS MATERIALIZED (
   SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code
-  FROM job_journal WHERE job_id = :job_id AND listed AND queue || '' = :queue
-    AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
-      WHERE r.job_id = :job_id AND r.listed AND r.queue || '' = :queue AND r.type = 'remove'), 0)
+  FROM job_journal WHERE job_id = :job_id AND listed AND (queue = :queue) IS TRUE
+    AND ver > :after AND type NOT IN ('extend', 'remove')
+    AND (seq > coalesce((SELECT max(r.seq) FROM job_journal r
+      WHERE r.job_id = :job_id AND (r.queue = :queue) IS TRUE AND r.type = 'remove'), 0)) IS TRUE
+  ORDER BY ver LIMIT :count
 )
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
- SELECT history.*, sum(coalesce(octet_length(news), 0)) OVER (ORDER BY ver) - coalesce(octet_length(news), 0) AS bytes_before
- FROM (
+ SELECT page.*, sum(coalesce(octet_length(news), 0)) OVER (ORDER BY ver) - coalesce(octet_length(news), 0) AS bytes_before
+ FROM (SELECT * FROM (
   SELECT * FROM listed
   UNION ALL
   SELECT 1, 'submit', j.created_ms, 'queued', 0, NULL, NULL, NULL, ''
@@ -93,9 +95,10 @@ SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_co
   ) first
   WHERE (SELECT l.ver FROM listed l WHERE l.ver = 2 LIMIT 1) IS NULL
 ) history
-WHERE ver > :after AND type NOT IN ('extend', 'remove')
+WHERE ver > :after
 ORDER BY ver LIMIT :count
 ) page
+) weighed
 WHERE bytes_before < :bytes ORDER BY ver
 
 -- name: counts

@@ -2,9 +2,9 @@
 
 -- name: plane_claim
 -- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
--- its own.
+-- its own, up to the one with which the payloads reach `bytes` bytes.
 -- Batch: worker_id text, token_h text, count integer
--- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint
+-- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint, bytes bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease in each row with the number of its claim (one row
 --   without a lease if there is none)
@@ -31,14 +31,14 @@ due_work AS MATERIALIZED (
   FROM clock c
 ),
 urgent AS MATERIALIZED (
-  SELECT j.job_id, j.priority, j.seq FROM {jobs} j
+  SELECT j.job_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.priority < :from_priority
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places END FROM due_work)
   FOR UPDATE SKIP LOCKED
 ),
 next AS MATERIALIZED (
-  SELECT j.job_id, j.priority, j.seq FROM {jobs} j
+  SELECT j.job_id, j.priority, j.seq, octet_length(j.payload) AS bytes FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND (j.priority, j.seq) > (:from_priority, :from_seq)
   ORDER BY j.priority, j.seq
   LIMIT (SELECT CASE WHEN paused OR overdue THEN 0 ELSE places - (SELECT count(*) FROM urgent) END
@@ -46,11 +46,12 @@ next AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ),
 placed AS MATERIALIZED (
-  SELECT p.job_id, row_number() OVER (ORDER BY p.priority, p.seq) AS place
+  SELECT p.job_id, p.bytes, row_number() OVER (ORDER BY p.priority, p.seq) AS place
   FROM (SELECT * FROM urgent UNION ALL SELECT * FROM next) p
 ),
 dealt AS MATERIALIZED (
-  SELECT p.job_id, a.n, a.worker_id, a.token_h
+  SELECT p.job_id, a.n, a.worker_id, a.token_h,
+    sum(p.bytes) OVER (PARTITION BY a.n ORDER BY p.place) - p.bytes AS bytes_before
   FROM placed p CROSS JOIN LATERAL (
     SELECT n, worker_id, token_h FROM askers WHERE upto >= p.place ORDER BY upto, n LIMIT 1) a
 ),
@@ -61,7 +62,7 @@ taken AS (
     lease_expires_at = c.now_ms + :lease_ms, claim_version = j.claim_version + 1,
     attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms
   FROM dealt d, clock c
-  WHERE j.job_id = d.job_id
+  WHERE j.job_id = d.job_id AND d.bytes_before < :bytes
   RETURNING d.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
     j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms,
     j.worker_id, j.lease_token_h
@@ -87,11 +88,12 @@ FROM due_work h LEFT JOIN taken t ON true
 ORDER BY t.priority, t.seq
 
 -- name: plane_take
--- Takes leases on the jobs that messages name, if the messages are still current.
+-- Takes leases on the jobs that messages name, if the messages are still current, up to the job with which
+-- the payloads reach `bytes` bytes.
 -- Batch: job_id text, enqueue_id bigint
--- Takes: queue text, lease_ms bigint, worker_id text, token_h text
--- Returns: the time, whether the stream is paused (then nothing is taken), and for each job taken its
---   number and its lease (one row without a lease if there is none)
+-- Takes: queue text, lease_ms bigint, worker_id text, token_h text, bytes bigint
+-- Returns: the time, whether the stream is paused (then nothing is taken), and for each current message its
+--   number and the lease, without a lease if the job was left (one row without a number if there is none)
 -- Clauses: P-5 P-7 P-8
 WITH clock AS MATERIALIZED (SELECT {now} AS now_ms, queue_is_paused(:queue) AS paused),
 requested AS MATERIALIZED (
@@ -99,10 +101,14 @@ requested AS MATERIALIZED (
   WHERE NOT clock.paused GROUP BY given.job_id, given.enqueue_id
 ),
 next AS MATERIALIZED (
-  SELECT j.job_id, a.n FROM requested a JOIN {jobs} j ON j.job_id = a.job_id
+  SELECT j.job_id, a.n, octet_length(j.payload) AS bytes
+  FROM requested a JOIN {jobs} j ON j.job_id = a.job_id
   WHERE j.queue = :queue AND (j.ready) IS TRUE AND j.claim_version = a.enqueue_id
   ORDER BY j.job_id
   FOR UPDATE OF j
+),
+weighed AS MATERIALIZED (
+  SELECT job_id, n, sum(bytes) OVER (ORDER BY n) - bytes AS bytes_before FROM next
 ),
 taken AS (
   UPDATE {jobs} j
@@ -110,8 +116,8 @@ taken AS (
     lease_token_h = :token_h, claimed_ms = c.now_ms, heartbeat_at = c.now_ms,
     lease_expires_at = c.now_ms + :lease_ms, claim_version = j.claim_version + 1,
     attempt_count = j.attempt_count + 1, ver = j.ver + 1, updated_ms = c.now_ms
-  FROM next p, clock c
-  WHERE j.job_id = p.job_id
+  FROM weighed p, clock c
+  WHERE j.job_id = p.job_id AND p.bytes_before < :bytes
   RETURNING p.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts, j.claim_version,
     j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq, j.ver, j.updated_ms
 ),
@@ -132,10 +138,10 @@ opened AS (
   SELECT job_id, claim_version, :queue, attempt_count, :worker_id, updated_ms, 0, 'running', ''
   FROM taken {unknown_attempt}
 )
-SELECT h.now_ms, h.paused, t.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
+SELECT h.now_ms, h.paused, w.n, t.job_id, t.task, t.payload, t.attempt_count, t.max_attempts,
   t.claim_version, t.lease_expires_at, t.created_ms, t.expires_ms, t.gid, t.priority, t.trace, t.seq
-FROM clock h LEFT JOIN taken t ON true
-ORDER BY t.n
+FROM clock h LEFT JOIN weighed w ON true LEFT JOIN taken t ON t.n = w.n
+ORDER BY w.n
 
 -- name: plane_current
 -- Which messages are current: their job waits for them, or runs because of them.

@@ -49,17 +49,21 @@ ORDER BY t.turn;
 
 -- name: recover
 -- The leases of claims whose answers were lost, found by the hashes of their tokens.
--- Takes: queue text, token_hs text[], count integer
--- Returns: the time and a lease in each row
+-- Takes: queue text, token_hs text[], count integer, bytes bigint
+-- Returns: the time and a lease in each row, up to the one with which the payloads reach `bytes` bytes
 -- Clauses: I-13
 SELECT :now_ms AS now_ms, job_id, task, payload, attempt_count, max_attempts, claim_version,
   lease_expires_at, created_ms, expires_ms, gid, priority, trace, seq, requester_id, status_webhook_url,
   credential_version, lease_token_h
 FROM {jobs}
-WHERE queue = :queue AND lease_expires_at > 0
-  AND lease_token_h IN (SELECT value FROM json_each(:token_hs))
-ORDER BY priority, seq
-LIMIT :count;
+WHERE job_id IN (SELECT job_id FROM (
+  SELECT job_id, sum(size) OVER (ORDER BY priority, seq) - size AS bytes_before FROM (
+    SELECT job_id, priority, seq, length(CAST(payload AS BLOB)) AS size FROM {jobs}
+    WHERE queue = :queue AND lease_expires_at > 0
+      AND lease_token_h IN (SELECT value FROM json_each(:token_hs))
+    ORDER BY priority, seq LIMIT :count))
+  WHERE bytes_before < :bytes)
+ORDER BY priority, seq;
 
 -- name: extend
 -- Extends leases: with `always` all of them, else those of which less than two thirds are left.

@@ -23,6 +23,7 @@ FROM (SELECT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0) A
 -- `chosen.mark` is a number that means something else in each operation; its statement says what.
 CREATE TEMP TABLE head (now_ms, paused, overdue, next_due_ms);
 CREATE TEMP TABLE chosen (job_id TEXT PRIMARY KEY, n, was, mark) WITHOUT ROWID;
+CREATE TEMP TABLE weighed (turn INTEGER PRIMARY KEY, job_id, n);
 CREATE TEMP TABLE taking (turn INTEGER PRIMARY KEY, seq, was);
 CREATE TEMP TABLE entering (n INTEGER PRIMARY KEY, job_id, task, payload, payload_h, priority,
   delay_ms, max_attempts, ttl_ms, gid, requester_id, request_hash, trace, idempotency_key,

@@ -26,6 +26,18 @@ WHERE true ON CONFLICT (job_id, claim_version, queue) DO UPDATE SET
     = (excluded.attempt, excluded.worker_id, excluded.claimed_ms, excluded.ended_ms,
       excluded.verdict, excluded.outcome_h, excluded.error_code, excluded.error, excluded.due_ms)
 
+-- name: fitting
+-- The jobs of `weighed` that claims get: of each claim `n` those up to the one with which the payloads reach
+-- `bytes` bytes. It stops there, because SQLite reads a payload to learn its length.
+WITH RECURSIVE fitting(turn, job_id, n, bytes) AS (
+  SELECT 0, '', 0, 0
+  UNION ALL
+  SELECT w.turn, w.job_id, w.n, CASE w.n WHEN f.n THEN f.bytes ELSE 0 END
+    + (SELECT length(CAST(j.payload AS BLOB)) FROM {jobs} j WHERE j.job_id = w.job_id)
+  FROM fitting f JOIN temp.weighed w ON w.turn = CASE WHEN f.bytes < :bytes THEN f.turn + 1
+    ELSE (SELECT min(later.turn) FROM temp.weighed later WHERE later.turn > f.turn AND later.n > f.n) END
+)
+
 -- name: in_turn
 true
 

@@ -63,15 +63,17 @@ WHERE bytes_after < :bytes ORDER BY claim_version;
 -- Returns: their rows, up to the one with which the reports reach `bytes` bytes
 -- Clauses: I-31
 SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM (
-SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code,
+SELECT page.*,
   sum(coalesce(length(CAST(news AS BLOB)), 0)) OVER (ORDER BY ver) - coalesce(length(CAST(news AS BLOB)), 0) AS bytes_before
-FROM {history}
-WHERE queue = :queue AND job_id = :job_id AND ver > :after AND type NOT IN ('extend', 'remove')
+FROM (
+-- `queue || ''` prevents the index on the queue, which would read its whole history.
+SELECT ver, type, ts_ms, to_state, attempt, news_type, news_step, news, error_code FROM {history}
+WHERE queue || '' = :queue AND job_id = :job_id AND ver > :after AND type NOT IN ('extend', 'remove')
   AND seq > coalesce((SELECT max(r.seq) FROM job_journal r
-    -- `queue || ''` prevents the index on the queue, which would read its whole history.
     WHERE r.job_id = :job_id AND r.queue || '' = :queue AND r.type = 'remove'), 0)
 ORDER BY ver LIMIT :count
 ) page
+) weighed
 WHERE bytes_before < :bytes ORDER BY ver;
 
 -- name: counts

@@ -2,13 +2,12 @@
 
 -- name: plane_claim
 -- Takes leases for several claims at once, in their order: each gets up to `count` leases under a token of
--- its own.
+-- its own, up to the one with which the payloads reach `bytes` bytes.
 -- Batch: worker_id text, token_h text, count integer
--- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint
+-- Takes: queue text, lease_ms bigint, check_due boolean, from_priority integer, from_seq bigint, bytes bigint
 -- Returns: the time, whether the queue is paused, whether something is overdue (then nothing is taken),
 --   when the next waiting job is due, and a lease in each row with the number of its claim (one row
 --   without a lease if there is none)
--- `mark` is the place of a job in the claim order.
 -- Clauses: P-7 P-8 P-9
 DELETE FROM temp.head;
 INSERT INTO temp.head
@@ -22,16 +21,18 @@ SELECT :now_ms, coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0
       AND expires_ms <= :now_ms AND status = 'queued')),
   CASE WHEN :check_due THEN (SELECT due_ms FROM {jobs} WHERE queue = :queue AND due_ms > 0
     AND status = 'queued' AND NOT ready ORDER BY due_ms LIMIT 1) END;
-DELETE FROM temp.chosen;
-INSERT INTO temp.chosen (job_id, mark)
-SELECT job_id, row_number() OVER (ORDER BY priority, seq) FROM (
+DELETE FROM temp.weighed;
+INSERT INTO temp.weighed (turn, job_id)
+SELECT row_number() OVER (ORDER BY priority, seq), job_id FROM (
   SELECT j.job_id, j.priority, j.seq FROM {jobs} j
   WHERE j.queue = :queue AND j.ready AND j.status = 'queued'
     AND NOT EXISTS (SELECT 1 FROM temp.head WHERE paused OR overdue)
   ORDER BY j.priority, j.seq LIMIT (SELECT sum(a.count) FROM {batch} a));
-UPDATE temp.chosen SET n = (
+UPDATE temp.weighed SET n = (
   SELECT s.n FROM (SELECT a.n, sum(a.count) OVER (ORDER BY a.n) AS upto FROM {batch} a) s
-  WHERE s.upto >= temp.chosen.mark ORDER BY s.upto, s.n LIMIT 1);
+  WHERE s.upto >= temp.weighed.turn ORDER BY s.upto, s.n LIMIT 1);
+DELETE FROM temp.chosen;
+INSERT INTO temp.chosen (job_id, n) {fitting} SELECT job_id, n FROM fitting WHERE turn > 0;
 UPDATE {jobs} AS j
 SET status = 'claimed', passed = '', ready = 0, due_ms = 0, worker_id = a.worker_id,
   lease_token_h = a.token_h, claimed_ms = :now_ms, heartbeat_at = :now_ms,
@@ -57,11 +58,13 @@ LEFT JOIN (SELECT c.n, j.* FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_
 ORDER BY t.priority, t.seq;
 
 -- name: plane_take
--- Takes leases on the jobs that messages name, if the messages are still current.
+-- Takes leases on the jobs that messages name, if the messages are still current, up to the job with which
+-- the payloads reach `bytes` bytes.
 -- Batch: job_id text, enqueue_id bigint
--- Takes: queue text, lease_ms bigint, worker_id text, token_h text
--- Returns: the time, whether the stream is paused (then nothing is taken), and for each job taken its
---   number and its lease (one row without a lease if there is none)
+-- Takes: queue text, lease_ms bigint, worker_id text, token_h text, bytes bigint
+-- Returns: the time, whether the stream is paused (then nothing is taken), and for each current message its
+--   number and the lease, without a lease if the job was left (one row without a number if there is none)
+-- `mark` says that the job is taken.
 -- Clauses: P-5 P-7 P-8
 DELETE FROM temp.chosen;
 INSERT OR IGNORE INTO temp.chosen (job_id, n)
@@ -69,28 +72,32 @@ SELECT j.job_id, a.n FROM {batch} a JOIN {jobs} j ON j.job_id = a.job_id
 WHERE j.queue = :queue AND j.ready AND j.status = 'queued' AND j.claim_version = a.enqueue_id
   AND NOT coalesce((SELECT paused FROM job_queues WHERE queue = :queue), 0)
 ORDER BY a.n;
+DELETE FROM temp.weighed;
+INSERT INTO temp.weighed (turn, job_id, n)
+SELECT row_number() OVER (ORDER BY n), job_id, 1 FROM temp.chosen;
+UPDATE temp.chosen SET mark = 1 WHERE job_id IN ({fitting} SELECT job_id FROM fitting);
 UPDATE {jobs}
 SET status = 'claimed', passed = '', ready = 0, due_ms = 0, worker_id = :worker_id,
   lease_token_h = :token_h, claimed_ms = :now_ms, heartbeat_at = :now_ms,
   lease_expires_at = :now_ms + :lease_ms, claim_version = claim_version + 1,
   attempt_count = attempt_count + 1, ver = ver + 1, updated_ms = :now_ms
-WHERE job_id IN (SELECT job_id FROM temp.chosen);
-DELETE FROM plane_messages WHERE job_id IN (SELECT job_id FROM temp.chosen);
+WHERE job_id IN (SELECT job_id FROM temp.chosen WHERE mark);
+DELETE FROM plane_messages WHERE job_id IN (SELECT job_id FROM temp.chosen WHERE mark);
 INSERT INTO job_journal (queue, job_id, ver, type, ts_ms, task, from_state, to_state, attempt, fence,
   prev_fence, token_h, worker_id, lease_until_ms, gid, priority, max_attempts)
 SELECT :queue, j.job_id, j.ver, 'claim', :now_ms, j.task, 'queued', 'claimed', j.attempt_count,
   j.claim_version, j.claim_version - 1, :token_h, :worker_id, j.lease_expires_at, j.gid, j.priority,
   j.max_attempts
-FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id ORDER BY c.n;
+FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id WHERE c.mark ORDER BY c.n;
 INSERT INTO job_attempts (job_id, claim_version, queue, attempt, worker_id, claimed_ms, ended_ms,
   verdict, outcome_h)
 SELECT j.job_id, j.claim_version, :queue, j.attempt_count, j.worker_id, :now_ms, 0, 'running', ''
-FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id {known_attempt};
+FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id AND c.mark {known_attempt};
 SELECT :now_ms AS now_ms, coalesce(p.paused, 0) AS paused, t.*
 FROM (SELECT (SELECT paused FROM job_queues WHERE queue = :queue) AS paused) p
 LEFT JOIN (SELECT c.n, j.job_id, j.task, j.payload, j.attempt_count, j.max_attempts,
     j.claim_version, j.lease_expires_at, j.created_ms, j.expires_ms, j.gid, j.priority, j.trace, j.seq
-  FROM temp.chosen c JOIN {jobs} j ON j.job_id = c.job_id) t
+  FROM temp.chosen c LEFT JOIN {jobs} j ON j.job_id = c.job_id AND c.mark) t
 ORDER BY t.n;
 
 -- name: plane_current
