@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -29,6 +30,7 @@ from tests.contract.plane_stage import (
     SqlitePlaneAdapter,
 )
 from tests.contract.stages import StoredStage, Words, query_of, redis_stage
+from tests.redis_topologies import redis_cluster, sentinel_set
 
 T = TypeVar("T")
 _unique = itertools.count(1)
@@ -187,7 +189,8 @@ class StreamsAdapter:
         lease_ms = options.setdefault("lease_ms", 300)
         names = {"depth_max": "max_depth"}
         named = {names.get(name, name): value for name, value in options.items()}
-        query = query_of({**named, "namespace": f"suite:{os.getpid()}:{next(_unique)}:"})
+        tag = f"suite:{os.getpid()}:{next(_unique)}"
+        query = query_of({**named, "namespace": f"{{{tag}}}:"})
         return redis_stage(
             self,
             self._server_url(),
@@ -195,6 +198,7 @@ class StreamsAdapter:
             lease_ms=lease_ms,
             words=_STREAMS_WORDS,
             scripts=SCRIPTS,
+            tag=tag,
         )
 
 
@@ -205,14 +209,26 @@ class Servers:
     """The servers of one test process, started when first needed."""
 
     def __init__(self) -> None:
+        self._topology = ExitStack()
+        self._topology_url = ""
         self._redis: EmbeddedRedis | None = None
         self._postgres: EmbeddedPostgres | None = None
 
     def redis(self) -> str:
-        """The URL of a private Redis; `TENURE_REDIS_URL` names another one."""
-        given = os.environ.get("TENURE_REDIS_URL")
+        """The URL of a private Redis; `TENURE_REDIS_URL` names another one.
+
+        `TENURE_REDIS_TOPOLOGY` is `cluster` or `sentinel` for a private one of that kind.
+        """
+        given = os.environ.get("TENURE_REDIS_URL") or self._topology_url
         if given:
             return given
+        kind = os.environ.get("TENURE_REDIS_TOPOLOGY")
+        if kind:
+            if kind == "cluster":
+                self._topology_url = self._topology.enter_context(redis_cluster()).url
+            else:
+                self._topology_url = self._topology.enter_context(sentinel_set()).url
+            return self._topology_url
         if self._redis is None:
             self._redis = EmbeddedRedis(appendfsync="no")
             self._redis.start()
@@ -229,6 +245,7 @@ class Servers:
         return self._postgres.url
 
     def stop(self) -> None:
+        self._topology.close()
         for server in (self._redis, self._postgres):
             if server is not None:
                 server.stop()

@@ -16,6 +16,7 @@ from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue, WorkerBeat
 from tenure.store.redis import Redis, Script
 from tests.chaos.proxy import LossyProxy
+from tests.redis_topologies import one_server
 
 Close: TypeAlias = Callable[[], Awaitable[Any]]
 Lossy: TypeAlias = Callable[[str], Awaitable[tuple[Queue, Callable[[], None], Close]]]
@@ -106,12 +107,18 @@ def redis_stage(
     lease_ms: int,
     words: Words,
     scripts: Mapping[str, Script],
+    tag: str,
 ) -> StoredStage:
-    """A queue of this adapter's contract on a Redis; what can be lost is the answer of a script."""
+    """A queue of this adapter's contract on a Redis; what can be lost is the answer of a script.
+
+    `tag` is the hash tag of its keys.
+    """
 
     async def lossy(worker_id: str) -> tuple[Queue, Callable[[], None], Close]:
-        await load_scripts(server_url, scripts)
-        proxy = await LossyProxy(server_url).start()
+        # A proxy stands before one server, so it stands before the one that has the queue.
+        single = await asyncio.to_thread(one_server, server_url, tag)
+        await load_scripts(single, scripts)
+        proxy = await LossyProxy(single).start()
         queue = open_queue(f"{adapter.name}+{proxy.url}?{query}", worker_id=worker_id)
         return queue, partial(proxy.drop_reply, when=runs_a_script), proxy.stop
 

@@ -21,7 +21,7 @@ from tenure.egress.guard import read_target
 from tenure.gateway import auth
 from tenure.gateway.http import body as bodies
 from tenure.gateway.problems import Problem
-from tenure.store.redis_connection import parse_address
+from tenure.store.redis.address import parse_address
 from tenure.transcode.storage import read_request
 from tenure.vault import read_ring
 from tenure.webhooks import HEADERS, InvalidWebhook, check, new_secret, read_secret

@@ -37,3 +37,16 @@ def test_no_lua_is_hidden_in_a_python_string() -> None:
         if isinstance(node, ast.Constant) and CALL.search(str(node.value))
     ]
     assert not found, listed(found)
+
+
+def test_every_call_of_a_script_declares_the_key_that_guards_it_on_a_cluster() -> None:
+    """`Redis.run` does it; who builds a call for a pipeline asks `declared_keys`."""
+    client = PACKAGE / "store"
+    found = [
+        shown(path)
+        for path in files(PACKAGE, "*.py")
+        if not path.is_relative_to(client)
+        and re.search(r'"EVAL(SHA)?"', text(path))
+        and "declared_keys(" not in text(path)
+    ]
+    assert not found, listed(found)

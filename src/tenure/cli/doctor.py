@@ -158,7 +158,7 @@ async def _queue_findings(url: str) -> list[Finding]:
     kind = parsed.store.partition("://")[0]
     if kind.startswith("http"):
         return await asyncio.to_thread(_remote_findings, parsed)
-    if kind.startswith("redis"):
+    if kind.startswith(("redis", "valkey")):
         found = await _redis_queue_findings(url)
     elif kind.startswith("postgres"):
         found = await postgres_findings(open_part(url, "database").database.url)

@@ -120,13 +120,8 @@ async def _clean(stores: Mapping[str, str], pid: int) -> None:
 
 
 async def _unlink(redis: Redis, pattern: str) -> None:
-    cursor = b"0"
-    while True:
-        cursor, found = await redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-        if found:
-            await redis.call("UNLINK", *found)
-        if cursor == b"0":
-            return
+    async for found in redis.scan(pattern):
+        await redis.pipeline([("UNLINK", key) for key in found])
 
 
 def _adapter_of(url: QueueUrl) -> str:
@@ -145,7 +140,7 @@ def _adapter_of(url: QueueUrl) -> str:
 def _stores_of(url: QueueUrl) -> dict[str, str]:
     """The variables with the store; SQLite files of the suite go next to the given one."""
     found = {"TENURE_REDIS_URL": url.options["redis"]} if url.options.get("redis") else {}
-    if url.store.startswith(("redis", "unix")):
+    if url.store.startswith(("redis", "valkey", "unix")):
         found["TENURE_REDIS_URL"] = url.store
     elif url.store.startswith("postgres"):
         found["TENURE_POSTGRES_URL"] = open_part(url.text, "database").database.url

@@ -31,7 +31,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 _NUMBER_MAX = 2**53
 _GROUP = "tenure.contracts"
-_SECRET = frozenset({"password", "sslpassword"})
+_SECRET = frozenset({"password", "sslpassword", "sentinel_password", "password_command"})
 
 
 class QueueUrl(msgspec.Struct, frozen=True):

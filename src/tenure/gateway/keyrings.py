@@ -40,7 +40,7 @@ from tenure.gateway.keys import (
 )
 from tenure.gateway.limits import Quota, read_quota
 from tenure.sql.engine import INBOX, Engine, Row
-from tenure.store.redis import Redis
+from tenure.store.redis import STORE_OPTIONS, Redis
 
 T = TypeVar("T")
 
@@ -51,7 +51,6 @@ _RETRY_S = 1.0
 _HOMES_MAX = 10_000
 # Options of a URL that select the store or a part of it.
 _LOCATION = ("namespace", "schema", "db", "host", "port", "dbname")
-_STORE_OPTIONS = ("db", "cafile", "certfile", "keyfile")
 _NO_PRIVILEGE = "42501"  # PostgreSQL: insufficient_privilege
 _TIME = re.compile(rb"[0-9]{1,14}")
 _TIMES = ("created_ms", "expires_ms", "last_used_ms")
@@ -358,9 +357,9 @@ def open_keyring(queue_url: str) -> KeyRing:
 def open_side_store(queue_url: str, name: str) -> tuple[Redis, str] | None:
     """The Redis of a queue and its key prefix, for data that gateways keep beside the jobs."""
     url = parse_url(queue_url)
-    if not url.store.startswith(("redis", "unix")):
+    if not url.store.startswith(("redis", "valkey", "unix")):
         return None
-    options = {name: value for name, value in url.options.items() if name in _STORE_OPTIONS}
+    options = {name: value for name, value in url.options.items() if name in STORE_OPTIONS}
     store = url.store + (f"?{urlencode(options)}" if options else "")
     return Redis(store, name=name), url.options.get("namespace", "")
 

@@ -28,8 +28,7 @@ from tenure.core.seam import (
     WorkerBeat,
     weight,
 )
-from tenure.store.redis import Arg, Redis
-from tenure.store.redis_connection import is_wrong_type
+from tenure.store.redis import Arg, Redis, is_wrong_type
 from tenure.store.resend import run_step
 
 BATCH_MAX = 500

@@ -31,8 +31,10 @@ class BullmqAdapter:
         lease_ms = options.setdefault("lease_ms", 300)
         options.pop("retry_delay_ms", None)  # a BullMQ job names its own backoff; none is none
         named = {_NAMES.get(name, name): value for name, value in options.items()}
-        query = query_of({**named, "queue": f"suite-{os.getpid()}-{next(_unique)}"})
+        url, name = self._server_url(), f"suite-{os.getpid()}-{next(_unique)}"
+        prefix = {"prefix": f"{{{name}}}"} if "+cluster" in url else {}
+        query = query_of({**named, "queue": name, **prefix})
         stage = redis_stage(
-            self, self._server_url(), query, lease_ms=lease_ms, words=WORDS, scripts=SCRIPTS
+            self, url, query, lease_ms=lease_ms, words=WORDS, scripts=SCRIPTS, tag=name
         )
         return folded(stage, "prioritized", "delayed")

@@ -32,12 +32,14 @@ class OmniqAdapter:
         lease_ms = options.setdefault("lease_ms", 300)
         options.setdefault("retry_delay_ms", 0)
         named = {_NAMES.get(name, name): value for name, value in options.items()}
+        name = f"suite-{os.getpid()}-{next(_unique)}"
         own: dict[str, object] = {
-            "queue": f"suite-{os.getpid()}-{next(_unique)}",
+            "queue": name,
             "keep_completed": 5_000,  # the suite looks at more finished jobs than OmniQ keeps
         }
         query = query_of({**named, **own})
+        url = self._server_url()
         stage = redis_stage(
-            self, self._server_url(), query, lease_ms=lease_ms, words=WORDS, scripts=SCRIPTS
+            self, url, query, lease_ms=lease_ms, words=WORDS, scripts=SCRIPTS, tag=name
         )
         return folded(stage, "delayed")

@@ -42,7 +42,7 @@ async def test_calls_of_one_turn_of_the_loop_leave_in_one_write_on_one_connectio
     client = Redis(proxy.url)
     await client.call("PING")
     writes: list[bytes] = []
-    connection = client._main
+    connection = client._node.main
     assert connection is not None
     assert connection._transport is not None
     transport = connection._transport

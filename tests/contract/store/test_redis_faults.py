@@ -70,7 +70,7 @@ async def test_what_was_still_queued_when_the_connection_broke_never_left(
 ) -> None:
     client = Redis(proxy.url)
     await client.call("PING")
-    connection = client._main
+    connection = client._node.main
     assert connection is not None
     connection.pause_writing()
     queued = asyncio.create_task(client.call("INCR", "never"))
@@ -160,7 +160,7 @@ async def test_a_long_reply_that_is_still_arriving_is_not_overdue() -> None:
 async def test_an_idle_connection_is_never_overdue(server: EmbeddedRedis) -> None:
     client = Redis(server.url, timeout_ms=50)
     await client.call("PING")
-    connection = client._main
+    connection = client._node.main
     assert connection is not None
     await asyncio.sleep(0.25)  # five timeouts of idleness are what is being tested
     assert not connection.lost
@@ -258,7 +258,7 @@ async def test_closing_with_a_call_in_flight_leaves_it_in_doubt(proxy: LossyProx
     await client.call("PING")
     proxy.blackhole()
     calls = [asyncio.create_task(client.call("PING")) for _ in range(2)]
-    connection = client._main
+    connection = client._node.main
     assert connection is not None
     await until(lambda: connection._written - connection._answered == 2)
     await client.close()

@@ -42,8 +42,11 @@ async def tls_port(server: EmbeddedRedis, authority: trustme.CA) -> AsyncGenerat
         await asyncio.gather(*flows, return_exceptions=True)
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    yield listener.sockets[0].getsockname()[1]
+    port = listener.sockets[0].getsockname()[1]
+    other = await asyncio.start_server(serve, "127.0.0.2", port, ssl=context)
+    yield port
     listener.close()
+    other.close()
 
 
 async def test_a_verified_connection_carries_calls(tls_port: int, tmp_path: Path) -> None:
@@ -61,8 +64,38 @@ async def test_a_server_that_cannot_be_verified_is_not_spoken_to(tls_port: int) 
     await client.close()
 
 
-async def test_a_plain_server_behind_a_tls_url_is_unreachable(server: EmbeddedRedis) -> None:
+async def test_a_server_is_used_unverified_if_the_url_says_so(
+    tls_port: int, tmp_path: Path
+) -> None:
+    client_cert = f"certfile={tmp_path}/client.pem"
+    client = Redis(f"rediss://127.0.0.1:{tls_port}/0?{client_cert}&ssl_cert_reqs=none")
+    assert await client.call("PING") == b"PONG"
+    await client.close()
+
+
+async def test_the_host_name_is_checked_unless_the_url_says_otherwise(
+    tls_port: int, tmp_path: Path
+) -> None:
+    """127.0.0.2 leads to the same server, and its certificate does not name it."""
+    url = f"rediss://127.0.0.2:{tls_port}/0?cafile={tmp_path}/ca.pem&certfile={tmp_path}/client.pem"
+    client = Redis(url)
+    with pytest.raises(StoreUnreachable, match="IP address mismatch"):
+        await client.call("PING")
+    await client.close()
+    client = Redis(f"{url}&check_hostname=false")
+    assert await client.call("PING") == b"PONG"
+    await client.close()
+
+
+async def test_a_plain_server_behind_a_tls_url_is_told(server: EmbeddedRedis) -> None:
     client = Redis(f"rediss://127.0.0.1:{server.port}/0", connect_timeout_ms=2000)
-    with pytest.raises(StoreUnreachable):
+    with pytest.raises(StoreUnreachable, match="does not speak TLS"):
+        await client.call("PING")
+    await client.close()
+
+
+async def test_a_tls_server_behind_a_plain_url_is_told(tls_port: int) -> None:
+    client = Redis(f"redis://127.0.0.1:{tls_port}/0", connect_timeout_ms=2000)
+    with pytest.raises(StoreUnreachable, match="if this port speaks TLS, write rediss://"):
         await client.call("PING")
     await client.close()

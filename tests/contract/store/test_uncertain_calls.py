@@ -95,7 +95,7 @@ async def test_a_submit_of_two_batches_of_which_one_was_stored_is_in_doubt(
     async def run_and_lose_the_server(self: Redis, *args: Any) -> Any:
         reply = await run(self, *args)
         proxy.refuse()
-        await until(lambda: self._main is not None and self._main.lost)
+        await until(lambda: (main := self._node.main) is not None and main.lost)
         return reply
 
     monkeypatch.setattr(Redis, "run", run_and_lose_the_server)

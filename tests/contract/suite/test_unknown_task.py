@@ -94,7 +94,7 @@ async def test_a_job_with_a_time_to_live_fails_with_the_nearest_name_when_that_e
     (job_id,) = await submit(stage.queue("producer"), mistyped)
     async with serving(stage, new) as worker:
         ended = await until(stage, failed)
-        told = worker.watch.counts["settled"]
+    told = worker.watch.counts["settled"]  # it has stopped, so it knows of every answer
     assert b"'transcribe'" in ended.error, ended.error
-    assert told >= 4, "it was handed back at least three times before"
+    assert told >= 2, "it was handed back before"  # how often: the store promotes once a second
     assert 2_500 <= ended.updated_ms - ended.created_ms <= 5_000

@@ -1,6 +1,6 @@
 // Drives a real BullMQ by JSON lines, so that a test can say in Python what Node shall do.
 //
-//   node driver.cjs <5|6> <redis port or socket> [prefix]
+//   node driver.cjs <5|6> <redis port, socket, or cluster:port> [prefix]
 //   -> {"no": 1, "do": "call", "on": "queue:mail", "method": "add", "args": ["welcome", {}, {}]}
 //   <- {"no": 1, "ok": {...}}   or   {"no": 1, "error": "text", "name": "Error"}
 //
@@ -12,7 +12,12 @@ const bullmq = require(`bullmq${major}`);
 const IORedis = require('ioredis');
 
 const where = /^\d+$/.test(address) ? { host: '127.0.0.1', port: Number(address) } : { path: address };
-const connection = () => ({ ...where, maxRetriesPerRequest: null });
+const connection = () =>
+  address.startsWith('cluster:')
+    ? new IORedis.Cluster([{ host: '127.0.0.1', port: Number(address.slice(8)) }], {
+        redisOptions: { maxRetriesPerRequest: null },
+      })
+    : { ...where, maxRetriesPerRequest: null };
 const made = new Map();
 const working = new Map();
 const seen = new Map();

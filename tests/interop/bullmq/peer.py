@@ -27,9 +27,12 @@ def install() -> None:
 
 
 class Node:
-    """One Node process with BullMQ of one major version, on one server under one key prefix."""
+    """One Node process with BullMQ of one major version, on one server under one key prefix.
 
-    def __init__(self, major: int, port: int, prefix: str = "bull") -> None:
+    The server is a port of this machine, or `cluster:port` for the cluster of that node.
+    """
+
+    def __init__(self, major: int, port: int | str, prefix: str = "bull") -> None:
         self.major = major
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()

@@ -129,7 +129,8 @@ class BullmqClaimer:
     async def _announce(self) -> None:
         """Open the connection that carries the worker's name, so that Node sees it at once."""
         self._announced = True
-        await self._blocking_redis.block("PING", wait_ms=1_000)
+        # A command with a key: on a cluster it goes to the node that has the queue.
+        await self._blocking_redis.block("EXISTS", self._scripts.keys.marker, wait_ms=1_000)
 
     def _note_suspect(self, leases: Sequence[Lease]) -> None:
         """Remember the lease of a suspect: this worker takes no other suspect until it ends."""

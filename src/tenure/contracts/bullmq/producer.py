@@ -185,9 +185,8 @@ class Producer:
                 for (flow, _), job_id in zip(level, ids, strict=True)
                 for child in flow.children
             ]
-        script = SCRIPTS["add"]
-        await self._redis.call("SCRIPT", "LOAD", script.source)
-        replies = await self._redis.pipeline([("MULTI",), *commands, ("EXEC",)])
+        load = ("SCRIPT", "LOAD", SCRIPTS["add"].source)
+        replies = await self._redis.pipeline([load, ("MULTI",), *commands, ("EXEC",)])
         answers = replies[-1] or ()
         for reply in (*replies, *answers):
             if isinstance(reply, ServerError):
@@ -212,7 +211,9 @@ class Producer:
         )
         script = SCRIPTS["add"]
         prefix = f"{self._queue_key(flow)}:"
-        commands.append(("EVALSHA", script.sha, script.keys, *keys(prefix), prefix, "", 0, 0, *row))
+        declared = self._redis.declared_keys(keys(prefix))
+        head = ("EVALSHA", script.sha, len(declared), *declared)
+        commands.append((*head, prefix, "", 0, 0, *row))
         return job_id
 
     def _queue_key(self, flow: Flow) -> str:

@@ -7,10 +7,9 @@ from itertools import chain
 from typing import Any
 
 from tenure.contracts.bullmq.options import Options, keys
-from tenure.core.errors import ServerError
+from tenure.core.errors import ReplyLost, ServerError, StoreUnreachable
 from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.redis_queue import BATCH_MAX, Quarantine, in_batches
-from tenure.store.resend import run_step
 
 SCRIPTS = ScriptFolder("tenure.contracts.bullmq")
 # What Redis says of a key that holds something else than the script expects.
@@ -76,8 +75,8 @@ class Scripts:
     async def scan(self, pattern: str, *more: Arg) -> AsyncIterator[list[bytes]]:
         """The keys of the queue that match, a page at a time."""
         prefix = "".join(f"\\{c}" if c in "*?[]\\" else c for c in self._prefix)
-        cursor: Arg = 0
-        while cursor != b"0":
-            scan = ("SCAN", cursor, "MATCH", prefix + pattern, "COUNT", 1_000, *more)
-            cursor, found = await run_step(self._redis.call(*scan), executed_before=True)
-            yield found
+        try:
+            async for found in self._redis.scan(prefix + pattern, *more):
+                yield found
+        except StoreUnreachable as error:
+            raise ReplyLost(f"{error}; an earlier part of the call was executed") from error

@@ -16,8 +16,6 @@ from tenure.store.redis_queue import fields_of, number, read_all
 
 MonitorLane = Literal["wait", "active", "delayed", "failed", "completed"]
 
-_SCAN_STEP = 1000
-
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """The counters of a queue, as kept in `{queue}:stats`."""
@@ -113,15 +111,10 @@ class Monitor:
     async def queues(self) -> list[str]:
         """The names of all queues that have counters; scans the keys in bounded steps."""
         found: set[str] = set()
-        cursor: Arg = 0
-        while True:
-            cursor, keys = await self._redis.call(
-                "SCAN", cursor, "MATCH", "{*}:stats", "COUNT", _SCAN_STEP
-            )
+        async for keys in self._redis.scan("{*}:stats"):
             names = (key[1 : -len("}:stats")].decode(errors="replace") for key in keys)
             found.update(name for name in names if QUEUE_NAME.fullmatch(name))
-            if cursor == b"0":
-                return sorted(found)
+        return sorted(found)
 
     async def stats(self, queue: str) -> QueueStats:
         """The counters of one queue; zeros for an unused one."""

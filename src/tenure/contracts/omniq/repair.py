@@ -122,11 +122,7 @@ async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[by
     gids: set[bytes] = set()
     job, group = base + b":job:", base + b":g:"
     # The pattern is safe: braces mean nothing in a glob, and a queue's name has no brackets.
-    cursor: Arg = 0
-    while True:
-        cursor, keys = await calls.redis.call(
-            "SCAN", cursor, "MATCH", base + b":*", "COUNT", 2 * _STEP
-        )
+    async for keys in calls.redis.scan(base + b":*"):
         for key in keys:
             if key.startswith(job):
                 jobs.add(key[len(job) :])
@@ -134,5 +130,4 @@ async def _jobs_and_gids(calls: Calls, base: bytes) -> tuple[set[bytes], list[by
                 gid, _, kind = key[len(group) :].rpartition(b":")
                 if kind in (b"wait", b"inflight"):
                     gids.add(gid)
-        if cursor == b"0":
-            return jobs, sorted(gids)
+    return jobs, sorted(gids)

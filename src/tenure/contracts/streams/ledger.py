@@ -26,8 +26,7 @@ from tenure.core.seam import (
 )
 from tenure.plans.schedule import StoredSchedules
 from tenure.store.journal import HEAD, LineFormat, RedisJournal
-from tenure.store.redis import Arg, Redis
-from tenure.store.redis_connection import is_wrong_type
+from tenure.store.redis import Arg, Redis, is_wrong_type
 from tenure.store.redis_queue import (
     RedisLedger,
     check_query,

@@ -37,8 +37,7 @@ from tenure.core.retry import RetryPolicy, delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Upkeep
 from tenure.plans.flow import StoredFlows
 from tenure.plans.schedule import StoredSchedules
-from tenure.store.redis import Arg, Redis, ScriptFolder
-from tenure.store.redis_connection import is_wrong_type
+from tenure.store.redis import Arg, Redis, ScriptFolder, is_wrong_type
 from tenure.store.redis_queue import (
     BATCH_MAX,
     ClaimTracker,

@@ -36,7 +36,7 @@ class StreamRangeReader:
     def __init__(self, fmt: StreamFormat, journal: str) -> None:
         self._format = fmt
         self._parser = LineParser(fmt, journal)
-        self._redis = BulkRedis(fmt.store)
+        self._redis = BulkRedis(fmt.store, key=fmt.key)
 
     def head(self) -> Head:
         """By XINFO; servers before 7.0 do not count what was ever added."""

@@ -1,0 +1,309 @@
+"""Redis URLs: one server, a primary that Sentinels know, or a cluster; TLS and credentials.
+
+redis://[user[:password]@]host[:port][/db]          rediss:// with TLS; valkey://, valkeys://
+redis+unix:///path/to/socket?db=0                   unix:///path/to/socket
+redis+sentinel://host[:port],host.../service[/db]   the Sentinels; they name the primary
+redis+cluster://host[:port],host...                 some nodes; they name the others
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from tenure.core.errors import StoreUnreachable, UsageError
+
+Arg = bytes | str | int | float
+Topology = Literal["single", "sentinel", "cluster"]
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+_PLAIN = {"redis", "valkey"}
+_TLS = {"rediss", "valkeys"}
+_UNIX = {"unix", "redis+unix", "valkey+unix"}
+_TLS_OPTIONS = {"cafile", "certfile", "keyfile", "ssl_cert_reqs", "check_hostname"}
+# The names of redis-py, so that its URLs can be used as they are.
+_ALIASES = {
+    "ssl_ca_certs": "cafile",
+    "ssl_certfile": "certfile",
+    "ssl_keyfile": "keyfile",
+    "ssl_check_hostname": "check_hostname",
+}
+_LOGIN_OPTIONS = {"password_file", "password_command", "credentials"}
+_SENTINEL_OPTIONS = {"sentinel_user", "sentinel_password"}
+STORE_OPTIONS = frozenset(
+    {"db"} | _TLS_OPTIONS | _ALIASES.keys() | _LOGIN_OPTIONS | _SENTINEL_OPTIONS
+)
+"""Every option that a Redis URL may have, for whoever splits a queue URL."""
+_VERIFY = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_LOGIN_WITHIN_S = 10.0
+_FORMS = (
+    "redis://host:6379/0, rediss://host:6379/0?cafile=ca.pem, redis+unix:///path/to/socket?db=0, "
+    "redis+sentinel://host1,host2,host3/service/0 or redis+cluster://host1,host2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A parsed Redis URL; `path` is set for a unix socket, `host` and `port` otherwise.
+
+    `hosts` are the Sentinels or some nodes of a cluster, `service` is the primary's name there.
+    """
+
+    host: str = ""
+    port: int = _PORT
+    path: str = ""
+    db: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    cafile: str = ""
+    certfile: str = ""
+    keyfile: str = ""
+    ssl_cert_reqs: str = "required"
+    check_hostname: bool = True
+    password_file: str = ""
+    password_command: str = field(default="", repr=False)
+    credentials: str = ""
+    topology: Topology = "single"
+    hosts: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_user: str = ""
+    sentinel_password: str = field(default="", repr=False)
+
+    @property
+    def label(self) -> str:
+        """The address without credentials, for errors and logs."""
+        if self.path:
+            return f"redis+unix://{self.path}?db={self.db}"
+        scheme = "rediss" if self.tls else "redis"
+        if self.topology == "single":
+            return f"{scheme}://{_host_text(self.host, self.port)}/{self.db}"
+        hosts = ",".join(_host_text(*each) for each in self.hosts)
+        if self.topology == "cluster":
+            return f"{scheme}+cluster://{hosts}"
+        return f"{scheme}+sentinel://{hosts}/{self.service}/{self.db}"
+
+    def node(self, host: str, port: int) -> RedisAddress:
+        """One server of this cluster, or the primary that the Sentinels named."""
+        return replace(self, host=host, port=port, topology="single", hosts=(), service="")
+
+    def servers(self) -> list[RedisAddress]:
+        """The nodes that the URL names, or the Sentinels, which have a login of their own."""
+        own = self
+        if self.topology == "sentinel":
+            user, password = self.sentinel_user, self.sentinel_password
+            own = replace(self, user=user, password=password, db=0)
+            own = replace(own, password_file="", password_command="", credentials="")
+        return [own.node(*each) for each in self.hosts]
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The TLS settings of this address, None without TLS."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cafile or None)
+            if self.certfile:
+                context.load_cert_chain(self.certfile, self.keyfile or None)
+        except OSError as error:
+            raise UsageError(
+                f"{self.label}: the TLS files of this URL cannot be used: {error}"
+            ) from error
+        context.check_hostname = self.check_hostname and self.ssl_cert_reqs != "none"
+        context.verify_mode = _VERIFY[self.ssl_cert_reqs]
+        return context
+
+    @property
+    def asks_for_login(self) -> bool:
+        """Whether user and password come from a file, a command or a function, at every dial."""
+        return bool(self.password_file or self.password_command or self.credentials)
+
+    def login(self) -> tuple[str, str]:
+        """The user and the password of now; may block, raises StoreUnreachable if there is none."""
+        try:
+            if self.credentials:
+                found = find_provider(self.credentials)()
+                return (self.user, found) if isinstance(found, str) else tuple(found)
+            if self.password_file:
+                return self.user, Path(self.password_file).read_text().strip()
+            if self.password_command:
+                return self.user, _output_of(self.password_command)
+        except Exception as error:  # a provider of others may raise anything
+            # Without the error's own text, which may have the command's arguments or the secret.
+            source = self.credentials or self.password_file or "the password_command"
+            raise StoreUnreachable(
+                f"{self.label}: no credentials from {source} ({type(error).__name__})"
+            ) from None
+        return self.user, self.password
+
+    def greeting(self, client_name: str, login: tuple[str, str]) -> list[tuple[Arg, ...]]:
+        """The commands that open a connection."""
+        commands: list[tuple[Arg, ...]] = []
+        user, password = login
+        if password or user:
+            commands.append(("AUTH", *([user] if user else ()), password))
+        if self.db:
+            commands.append(("SELECT", self.db))
+        return [*commands, ("CLIENT", "SETNAME", client_name)]
+
+
+def _output_of(command: str) -> str:
+    import shlex  # few URLs have a command, and programs start faster without these
+    import subprocess
+
+    done = subprocess.run(  # nosec B603 # the operator's own command, without a shell
+        shlex.split(command), check=True, capture_output=True, text=True, timeout=_LOGIN_WITHIN_S
+    )
+    return done.stdout.strip()
+
+
+def find_provider(name: str) -> Any:
+    """The function `package.module:function`, which returns a password, or a user and a password.
+
+    It is called at every dial, in a thread of its own, so it may block.
+    """
+    import importlib
+
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"credentials={name}: there is no such function ({error}); "
+            "write package.module:function"
+        ) from None
+    if not callable(found):
+        raise UsageError(f"credentials={name}: it is not a function")
+    return found
+
+
+def parse_address(url: str) -> RedisAddress:
+    """Parse a Redis URL; raises UsageError, whose message never contains the password."""
+    scheme, mark, rest = url.partition("://")
+    try:
+        # In an option of another URL, such as a plane's `redis`, a plus means a blank.
+        parts = urlsplit(scheme.replace(" ", "+") + mark + rest)
+        options = dict(
+            parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        )
+        login, _, places = parts.netloc.rpartition("@")
+        hosts = [_host_of(each) for each in places.split(",")]
+    except ValueError:
+        # The parser's message may contain the password.
+        raise UsageError(f"this Redis URL cannot be read; expected {_FORMS}") from None
+    user, _, password = login.partition(":")
+    named = {"user": unquote(user), "password": unquote(password)}
+    if parts.scheme in _UNIX:
+        return _unix_address(parts, options, named)
+    family, _, kind = parts.scheme.partition("+")
+    if family not in _PLAIN | _TLS or kind not in ("", "sentinel", "cluster"):
+        raise UsageError(f"{parts.scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
+    tls = family in _TLS
+    options = {_ALIASES.get(name, name): value for name, value in options.items()}
+    known = {"db"} | _LOGIN_OPTIONS | (_TLS_OPTIONS if tls else set())
+    _check_options(options, known | (_SENTINEL_OPTIONS if kind == "sentinel" else set()))
+    if "keyfile" in options and "certfile" not in options:
+        raise UsageError("a Redis URL with keyfile needs certfile as well")
+    read = _typed(options)
+    if kind == "sentinel":
+        return _sentinel_address(parts, hosts, tls, {**read, **named})
+    db = _database_of(parts.path.strip("/"), read)
+    if kind == "cluster":
+        if db:
+            raise UsageError("a Redis Cluster has database 0 only: leave the number out")
+        nodes = tuple((host, port or _PORT) for host, port in hosts)
+        return RedisAddress(hosts=nodes, topology="cluster", tls=tls, **{**read, **named})
+    if len(hosts) > 1:
+        raise UsageError(
+            "a redis:// URL names one server; several are redis+sentinel://h1,h2,h3/service/0 or "
+            "redis+cluster://h1,h2"
+        )
+    host, port = hosts[0]
+    return RedisAddress(
+        host=host, port=_PORT if port is None else port, db=db, tls=tls, **{**read, **named}
+    )
+
+
+def _unix_address(
+    parts: SplitResult, options: dict[str, str], named: Mapping[str, Any]
+) -> RedisAddress:
+    _check_options(options, {"db"} | _LOGIN_OPTIONS)
+    if not parts.path.strip("/"):
+        raise UsageError(f"a {parts.scheme}:// URL needs the socket's path; expected {_FORMS}")
+    read = _typed(options)
+    db = _database(read.pop("db", ""))
+    return RedisAddress(path=unquote(parts.path), db=db, **{**read, **named})
+
+
+def _sentinel_address(
+    parts: SplitResult,
+    hosts: list[tuple[str, int | None]],
+    tls: bool,
+    read: dict[str, Any],
+) -> RedisAddress:
+    service, _, number = unquote(parts.path.strip("/")).partition("/")
+    if not service or service.isdigit():
+        raise UsageError(
+            "a redis+sentinel:// URL names the service that the Sentinels watch: "
+            "redis+sentinel://host1,host2,host3/service/0"
+        )
+    db = _database_of(number, read)
+    asked = tuple((host, port or _SENTINEL_PORT) for host, port in hosts)
+    return RedisAddress(hosts=asked, topology="sentinel", service=service, db=db, tls=tls, **read)
+
+
+def _host_of(text: str) -> tuple[str, int | None]:
+    """Host and port of one place in a URL; raises ValueError."""
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "localhost", parts.port
+
+
+def _host_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_options(options: Mapping[str, str], known: set[str]) -> None:
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        names = ", ".join(sorted(known))
+        raise UsageError(f"unknown option {unknown[0]!r} in the Redis URL; known here: {names}")
+
+
+def _typed(options: Mapping[str, str]) -> dict[str, Any]:
+    """The options with the values that are not texts."""
+    read: dict[str, Any] = dict(options)
+    if "check_hostname" in read:
+        truth = _TRUTH.get(read["check_hostname"].lower())
+        if truth is None:
+            raise UsageError("check_hostname in the Redis URL is true or false")
+        read["check_hostname"] = truth
+    if "ssl_cert_reqs" in read:
+        read["ssl_cert_reqs"] = read["ssl_cert_reqs"].lower().removeprefix("cert_")
+        if read["ssl_cert_reqs"] not in _VERIFY:
+            raise UsageError("ssl_cert_reqs in the Redis URL is required, optional or none")
+    if "credentials" in read:
+        find_provider(read["credentials"])
+    if len(_LOGIN_OPTIONS & read.keys()) > 1:
+        raise UsageError("a Redis URL has one of password_file, password_command and credentials")
+    return read
+
+
+def _database_of(in_path: str, read: dict[str, Any]) -> int:
+    if in_path and "db" in read:
+        raise UsageError("a Redis URL names its database once: either /0 or ?db=0")
+    return _database(in_path or read.pop("db", ""))
+
+
+def _database(text: str) -> int:
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(
+            f"{text[:20]!r} is not a Redis database number; expected a number such as 0"
+        )
+    return int(text)
