@@ -99,7 +99,7 @@ class Flows(Protocol):
         """Called before a completed job is settled: submit what waited for it, if anything did."""
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job waits for which is not stored yet."""
+        """The jobs that a job waits for which has not begun, stored or not."""
 
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for."""

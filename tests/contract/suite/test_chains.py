@@ -88,9 +88,28 @@ async def test_the_handle_of_a_chain_raises_the_error_of_the_job_that_failed(sta
         handle = await client.chain(
             add.call(n=1), broken.call().with_options(attempts=1), add.call(n=10)
         )
-        with pytest.raises(JobFailed, match="failed"):
+        with pytest.raises(JobFailed, match=r"@1\.0 \(break\) failed: ValueError: no") as failed:
             await handle.result(timeout_s=SOON_S)
+        assert 'raise ValueError("no")' in failed.value.traceback
+        first = await client.chain(
+            broken.call().with_options(attempts=1), add.call(n=1), add.call(n=10)
+        )
+        with pytest.raises(JobFailed, match=r"@0\.0 \(break\) failed: ValueError: no"):
+            await first.result(timeout_s=SOON_S)
         assert await task_ids(stage, "total") == []
+
+
+@pytest.mark.needs("flows")
+async def test_the_events_of_a_chain_are_awaited_though_its_last_job_is_not_stored(
+    stage: Stage,
+) -> None:
+    async with client_of(stage) as client:
+        handle = await client.chain(add.call(n=1), add.call(n=2), add.call(n=3))
+        events = handle.events()
+        following = asyncio.ensure_future(anext(events))
+        async with serving(stage, *TASKS, upkeep_ms=100), asyncio.timeout(SOON_S):
+            seen = [await following, *[event async for event in events]]
+        assert [event.state for event in seen if event.state] == ["done"]
 
 
 @pytest.mark.needs("flows")
@@ -98,11 +117,12 @@ async def test_a_chain_that_was_not_begun_is_waiting_and_can_be_cancelled(stage:
     async with client_of(stage) as client:
         handle = await client.chain(add.call(n=1), add.call(n=2), add.call(n=3))
         assert (await handle.status()).state == "waiting"
-        if served_url(stage).startswith("bullmq"):
-            return  # the last job is stored at once, and cancelled by itself
         assert await handle.cancel() == "ended"
         with pytest.raises(JobCancelled):
             await handle.result(timeout_s=SOON_S)
+        first = await client.get(handle.id.replace("@2.0", "@0.0"))
+        assert first is not None
+        assert first.state == "cancelled"
 
 
 @pytest.mark.needs("flows")

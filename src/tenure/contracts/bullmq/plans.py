@@ -57,8 +57,10 @@ class BullmqFlows:
         return ()
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """None: all jobs of a flow are stored from the beginning."""
-        return ()
+        """The children that have not ended. All jobs of a flow are stored from the beginning."""
+        pending = (await read_children(self._redis, self._prefix + job_id)).pending
+        own = [key.removeprefix(self._prefix) for key in pending if key.startswith(self._prefix)]
+        return [child_id for child_id in own if ":" not in child_id]
 
     async def children(self, lease: Lease) -> Children:
         """The children of a job."""
