@@ -142,6 +142,28 @@ async def test_the_same_id_again_is_the_same_chain(stage: Stage) -> None:
 
 
 @pytest.mark.needs("flows")
+async def test_another_chain_under_the_same_id_is_refused_and_changes_nothing(stage: Stage) -> None:
+    async with client_of(stage) as client:
+        first = await client.chain(add.call(n=1), add.call(n=2), id="import-18")
+        for others in (
+            [add.call(n=1), add.call(n=2), add.call(n=3)],
+            [add.call(n=5), add.call(n=2)],
+            [add.call(n=1), add.call(n=5)],
+        ):
+            with pytest.raises(Conflict, match=r"another chain .* under id 'import-18'"):
+                await client.chain(*others, id="import-18")
+        async with serving(stage, *TASKS, upkeep_ms=100):
+            assert await first.result(timeout_s=SOON_S) == 3
+            last = await client.submit(add, n=0)  # after it, a third step would have run
+            await last.result(timeout_s=SOON_S)
+        ids = await task_ids(stage, "add")
+        assert [job_id for job_id in ids if job_id.startswith("import-18")] == [
+            "import-18@0.0",
+            "import-18@1.0",
+        ]
+
+
+@pytest.mark.needs("flows")
 async def test_a_worker_that_dies_before_it_settles_a_step_repeats_nothing(stage: Stage) -> None:
     if served_url(stage).startswith(("bullmq", "plane")):
         return  # one step of the store
