@@ -98,6 +98,18 @@ async def test_what_has_no_route_is_refused_with_the_address_that_has_it(servers
                 await ask()
 
 
+async def test_a_requester_cannot_take_the_id_of_a_scheduled_or_chained_job(site: Site) -> None:
+    gateway = await site.gateway(site.url(), anonymous=False)
+    web = Web(gateway.url, {"x-api-key": (await site.ring.create(("jobs:write",), "k"))[1]})
+    for job_id in ("report@1794794400000", "import-17@0.1"):
+        body = json.dumps({"payload": 1, "job_id": job_id}).encode()
+        answer = await web.send("POST", "/v1/plane/jobs", body, JSON)
+        assert (answer.status, "schedules and chains" in answer.json["detail"]) == (422, True)
+    jobs = [{"payload": 1, "job_id": job_id} for job_id in ("import-17@0.1", "me@home-2")]
+    answer = await web.send("POST", "/v1/plane/jobs", json.dumps({"jobs": jobs}).encode(), JSON)
+    assert [each["status"] for each in answer.json["results"]] == ["invalid", "created"]
+
+
 async def test_a_key_for_a_stream_reaches_the_schedules_of_that_stream(site: Site) -> None:
     gateway = await site.gateway(site.url(streams="now,later"), anonymous=False)
     scopes = ("jobs:work", "stream:now"), ("jobs:work", "stream:later"), ("jobs:write",)

@@ -200,6 +200,7 @@ async def test_a_job_that_a_handler_submits_is_the_same_in_every_attempt(stage: 
     async def parent(job: Job) -> list[str]:
         ids = [await job.submit("child", {"n": n}) for n in (1, 2, 2)]
         ids.append(await job.submit(child.call(n=9), attempts=2))
+        ids.append(await job.submit("child", {"n": 8}, id=None))
         seen.append(ids)
         if job.attempt < 3:
             raise ValueError("again")
@@ -212,10 +213,10 @@ async def test_a_job_that_a_handler_submits_is_the_same_in_every_attempt(stage: 
     async with client_of(stage) as client, serving(stage, parent, child, upkeep_ms=100):
         handle = await client.submit("parent", {}, attempts=3)
         ids = await handle.result(timeout_s=SOON_S)
-        assert len(set(ids)) == 4
+        assert len(set(ids)) == 5
         assert seen == [ids] * 3
         results = [await client.handle(each).result(timeout_s=SOON_S) for each in ids]
-        assert results == [1, 2, 2, 9]
+        assert results == [1, 2, 2, 9, 8]
         assert await task_ids(stage, "child") == sorted(ids)
 
 
