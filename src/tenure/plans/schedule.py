@@ -50,7 +50,7 @@ def new_schedule(
     name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", job.task)[:100]
     if not _NAME.fullmatch(name):
         raise UsageError(f"schedule {name[:120]!r}: 1 to 100 of letters, digits and _ . -")
-    if not isinstance(cron, str) or bool(cron) == (every_s is not None):
+    if bool(cron) == (every_s is not None):
         raise UsageError(f"schedule {name!r}: give either cron='0 3 * * *' or every_s=60")
     if missed not in get_args(Missed):
         raise UsageError(f"schedule {name!r}: missed is skip, one or all, not {missed!r}")
