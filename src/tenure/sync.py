@@ -180,11 +180,11 @@ class Client:
     ) -> list[Handle[R] | TenureError]: ...
     @overload
     def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["raise"] = "raise"
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["raise"] = "raise"
     ) -> list[Handle[Any]]: ...
     @overload
     def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["return"]
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["return"]
     ) -> list[Handle[Any] | TenureError]: ...
     def submit_many(
         self, calls: Iterable[Any], *, errors: Literal["raise", "return"] = "raise"

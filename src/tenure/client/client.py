@@ -119,11 +119,11 @@ class Client:
     ) -> list[Handle[R] | TenureError]: ...
     @overload
     async def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["raise"] = "raise"
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["raise"] = "raise"
     ) -> list[Handle[Any]]: ...
     @overload
     async def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["return"]
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["return"]
     ) -> list[Handle[Any] | TenureError]: ...
     async def submit_many(
         self, calls: Iterable[Any], *, errors: Literal["raise", "return"] = "raise"
