@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LeaseLost,
         NotFound,
         QueueFull,
+        ReplyLost,
         StoreUnreachable,
         TenureError,
         Timeout,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tenure.core.registry import open_ledger, open_queue
     from tenure.core.retry import RetryPolicy, exponential, fixed
     from tenure.worker import Job, Worker, task
+    from tenure.worker.settle import HandlerFailed
     from tenure.worker.telemetry import sentry_scope
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __all__ = [
     "Conflict",
     "Fatal",
     "Handle",
+    "HandlerFailed",
     "InvalidJob",
     "InvalidResult",
     "Job",
@@ -50,6 +53,7 @@ __all__ = [
     "Park",
     "QueueFull",
     "RateLimit",
+    "ReplyLost",
     "Retry",
     "RetryPolicy",
     "Snooze",
@@ -70,13 +74,14 @@ _HOME = {
     "client.handle": ("Handle",),
     "core.errors": (
         *("Conflict", "InvalidJob", "InvalidResult", "JobCancelled", "JobFailed", "LeaseLost"),
-        *("NotFound", "QueueFull", "StoreUnreachable", "TenureError", "Timeout"),
+        *("NotFound", "QueueFull", "ReplyLost", "StoreUnreachable", "TenureError", "Timeout"),
     ),
     "core.job": ("NewJob",),
     "core.registry": ("open_ledger", "open_queue"),
     "core.outcome": ("Cancel", "Fatal", "Park", "RateLimit", "Retry", "Snooze"),
     "core.retry": ("RetryPolicy", "exponential", "fixed"),
     "worker": ("Job", "Worker", "task"),
+    "worker.settle": ("HandlerFailed",),
     "worker.telemetry": ("sentry_scope",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -77,10 +77,12 @@ def _running() -> _Background:
 class Handle(Generic[R]):
     """A job by its id, as `tenure.Handle`, in plain calls."""
 
-    __slots__ = ("_handle", "id", "replayed", "task")
+    __slots__ = ("_client", "_handle", "_pid", "id", "replayed", "task")
 
-    def __init__(self, handle: AsyncHandle[R]) -> None:
+    def __init__(self, client: Client, handle: AsyncHandle[R]) -> None:
+        self._client = client
         self._handle = handle
+        self._pid = os.getpid()
         self.id = handle.id
         self.task = handle.task
         self.replayed = handle.replayed
@@ -88,21 +90,28 @@ class Handle(Generic[R]):
     def __repr__(self) -> str:
         return repr(self._handle)
 
+    def _here(self) -> AsyncHandle[R]:
+        """The handle of this process: after a fork it is one of the client's new connection."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._handle = self._handle.on(self._client._here()._connection)
+        return self._handle
+
     def result(self, *, timeout_s: float | None = None) -> R:
         """What the handler returned; raises `JobFailed`, `JobCancelled`, `Timeout`."""
-        return _running().run(self._handle.result(timeout_s=timeout_s))
+        return _running().run(self._here().result(timeout_s=timeout_s))
 
     def wait(self, *, timeout_s: float | None = None) -> JobInfo:
         """The job as it is when it has ended, however it did."""
-        return _running().run(self._handle.wait(timeout_s=timeout_s))
+        return _running().run(self._here().wait(timeout_s=timeout_s))
 
     def status(self) -> JobInfo:
         """The job as it is now; raises `NotFound` if it is gone."""
-        return _running().run(self._handle.status())
+        return _running().run(self._here().status())
 
     def events(self, *, after: str = "") -> Iterator[Event]:
         """The job's events until the event of its end; the loop runs between two of them."""
-        events = self._handle.events(after=after)
+        events = self._here().events(after=after)
         try:
             while (event := _running().run(_next(events))) is not _END:
                 yield event
@@ -111,11 +120,11 @@ class Handle(Generic[R]):
 
     def cancel(self) -> Literal["ended", "requested"]:
         """End the job: "ended" if it waited, "requested" if its worker is now told to stop."""
-        return _running().run(self._handle.cancel())
+        return _running().run(self._here().cancel())
 
     def retry(self) -> None:
         """Send a job back that has ended."""
-        _running().run(self._handle.retry())
+        _running().run(self._here().retry())
 
 
 async def _next(events: Any) -> Any:
@@ -159,7 +168,7 @@ class Client:
     ) -> Handle[Any]: ...
     def submit(self, what: Any, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Store one job; see `tenure.Client.submit`."""
-        return Handle(_running().run(self._here().submit(what, *args, **kwargs)))
+        return Handle(self, _running().run(self._here().submit(what, *args, **kwargs)))
 
     @overload
     def submit_many(
@@ -171,18 +180,18 @@ class Client:
     ) -> list[Handle[R] | TenureError]: ...
     @overload
     def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["raise"] = "raise"
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["raise"] = "raise"
     ) -> list[Handle[Any]]: ...
     @overload
     def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["return"]
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["return"]
     ) -> list[Handle[Any] | TenureError]: ...
     def submit_many(
         self, calls: Iterable[Any], *, errors: Literal["raise", "return"] = "raise"
     ) -> Sequence[Any]:
         """Store many jobs in as few calls as the store allows; see `tenure.Client.submit_many`."""
         placed: Sequence[Any] = _running().run(self._here().submit_many(list(calls), errors=errors))
-        return [each if isinstance(each, TenureError) else Handle(each) for each in placed]
+        return [each if isinstance(each, TenureError) else Handle(self, each) for each in placed]
 
     @overload
     def handle(self, job_id: str, task: Task[..., R], /) -> Handle[R]: ...
@@ -191,7 +200,7 @@ class Client:
     def handle(self, job_id: str, task: Any = None, /) -> Handle[Any]:
         """A handle of a job that was submitted before; its task tells the type of its result."""
         client = self._here()
-        return Handle(client.handle(job_id) if task is None else client.handle(job_id, task))
+        return Handle(self, client.handle(job_id) if task is None else client.handle(job_id, task))
 
     def get(self, job_id: str) -> JobInfo | None:
         """The job as it is now, None if there is none (any more)."""
@@ -262,7 +271,7 @@ class Client:
 
     def chain(self, *calls: Call[Any] | Task[[], Any] | Named, id: str = "") -> Handle[Any]:  # noqa: A002
         """Store jobs that run one after another; see `tenure.Client.chain`."""
-        return Handle(_running().run(self._here().chain(*calls, id=id)))
+        return Handle(self, _running().run(self._here().chain(*calls, id=id)))
 
     @overload
     def gather(
@@ -274,7 +283,7 @@ class Client:
     ) -> Handle[Any]: ...
     def gather(self, calls: Iterable[Any], *, then: Any, id: str = "") -> Handle[Any]:  # noqa: A002
         """Store jobs and one that runs when all are done; see `tenure.Client.gather`."""
-        return Handle(_running().run(self._here().gather(list(calls), then=then, id=id)))
+        return Handle(self, _running().run(self._here().gather(list(calls), then=then, id=id)))
 
     def _here(self) -> asynchronous.Client:
         """The client of this process: after a fork, the parent's connections are not ours."""

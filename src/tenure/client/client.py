@@ -27,6 +27,7 @@ from tenure.core.endpoint import check_stored
 from tenure.core.errors import TenureError, UsageError
 from tenure.core.job import Missed, NewJob, Submitted, new_job_id
 from tenure.core.portable import (
+    STATES,
     State,
     SubmitOptions,
     is_in,
@@ -118,11 +119,11 @@ class Client:
     ) -> list[Handle[R] | TenureError]: ...
     @overload
     async def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["raise"] = "raise"
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["raise"] = "raise"
     ) -> list[Handle[Any]]: ...
     @overload
     async def submit_many(
-        self, calls: Iterable[Named], *, errors: Literal["return"]
+        self, calls: Iterable[Call[Any] | Named], *, errors: Literal["return"]
     ) -> list[Handle[Any] | TenureError]: ...
     async def submit_many(
         self, calls: Iterable[Any], *, errors: Literal["raise", "return"] = "raise"
@@ -179,6 +180,13 @@ class Client:
         """
         contract = self._connection.contract
         states: tuple[State, ...] = (state,) if isinstance(state, str) else tuple(state)
+        if unknown := sorted(set(states) - set(STATES)):
+            raise UsageError(
+                f"there is no state {', '.join(map(repr, unknown))}; the states are "
+                f"{', '.join(STATES)}"
+            )
+        if limit < 1:
+            raise UsageError(f"find: limit is at least 1, not {limit}")
         words = own_words(contract, states, known_words(contract)) if states else ()
         name = task if isinstance(task, str) else task.name
         page = await self._connection.ledger.find(

@@ -62,6 +62,7 @@ class Connection:
     @property
     def feed(self) -> JobFeed[EventFollower]:
         """The one reader of events and ends; it reads only while a handle waits."""
+        self._check_open()
         if self._feed is None:
             ledger = self.ledger
             has_news = has_part(self.url, "news")

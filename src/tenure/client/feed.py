@@ -117,6 +117,7 @@ class JobFeed(Generic[F]):
         self._followed = asyncio.Event()
         self._settled = asyncio.Event()
         self._away = False
+        self.closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._unjournaled: UnjournaledTail | None = None
         if waiter is not None:
@@ -141,6 +142,7 @@ class JobFeed(Generic[F]):
 
     async def close(self) -> None:
         """Stop reading; anyone who still waits gets an error."""
+        self.closed = True
         running = set(self._tasks)
         while running:  # `asyncio.wait_for` of Python 3.11 may lose a cancel: cancel until they end
             for task in running:

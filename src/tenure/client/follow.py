@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tenure.core.errors import NotFound
+from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobEvent, position
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class EventFollower:
     async def next(self) -> JobEvent | None:
         """The next event; None after the last one."""
         while not self._buffer:
+            if self._failed and self._feed.closed:
+                raise UsageError("the client was closed while the events of a job were followed")
             if self._failed:
                 raise NotFound(f"the events of job {self.job_id} cannot be read (any more)")
             if self.ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -27,6 +28,9 @@ from tenure.plans.flow import step_of
 R = TypeVar("R")
 
 _BEFORE = "waiting"  # of a step that is not stored yet, so that the contract has no word for it
+# BullMQ fails a parent with its child, for "child bull:films:import-17@0.0 failed".
+_CHILD = "child"
+_CHILD_ID = re.compile(r"child \S*:(\S+) failed")
 
 
 class Handle(Generic[R]):
@@ -56,6 +60,16 @@ class Handle(Generic[R]):
     def __repr__(self) -> str:
         return f"Handle({self.task!r}, id={self.id!r})"
 
+    def on(self, connection: Connection) -> Handle[R]:
+        """The same handle over another connection."""
+        return Handle(
+            connection,
+            self.id,
+            task=self.task,
+            result_type=self._result_type,
+            replayed=self.replayed,
+        )
+
     async def result(self, *, timeout_s: float | None = None) -> R:
         """What the handler returned, as the type that the task declares.
 
@@ -63,15 +77,15 @@ class Handle(Generic[R]):
         `Timeout` (the job goes on), `NotFound` if the job is gone, and `InvalidResult` if the
         result is not of that type.
         """
-        record = await self._end(timeout_s)
+        record = await self._cause(await self._end(timeout_s))
         match state_of(record):
             case "failed":
                 raise await self._failure(record)
             case "cancelled":
                 reason = job_error(record.error).message
                 raise JobCancelled(
-                    f"job {self.id} was cancelled" + (f": {reason}" if reason else ""),
-                    job_id=self.id,
+                    f"job {record.job_id} was cancelled" + (f": {reason}" if reason else ""),
+                    job_id=record.job_id,
                     contract=record.contract,
                 )
         try:
@@ -109,10 +123,11 @@ class Handle(Generic[R]):
     async def events(self, *, after: str = "") -> AsyncIterator[Event]:
         """The job's events from the first, or after the id of one, until the event of its end.
 
-        A reader that is slow misses none: it gets them from the store.
+        A reader that is slow misses none: it gets them from the store. A job of a chain that is not
+        stored yet is waited for; raises the error of the job before it that fails.
         """
         connection = self._connection
-        if await connection.ledger.get(self.id) is None:
+        if await connection.ledger.get(self.id) is None and not await self._results_before():
             raise self._gone()
         feed = connection.feed
         follower = feed.follow(EventFollower(feed, self.id, after))
@@ -131,12 +146,11 @@ class Handle(Generic[R]):
         (answer,) = await self._connection.ledger.cancel([self.id])
         if answer == "requested":
             return "requested"
-        if answer == "ok":
-            return "ended"
-        refusal = await self._refused("cancelled", answer)
-        steps = await self._steps_before() if isinstance(refusal, NotFound) else []
+        refusal = None if answer == "ok" else await self._refused("cancelled", answer)
+        is_ahead = refusal is None or isinstance(refusal, NotFound)
+        steps = await self._steps_before() if is_ahead else []
         answers = await asyncio.gather(*(step.cancel() for step in steps), return_exceptions=True)
-        if not {"ended", "requested"} & set(answers):
+        if refusal is not None and not {"ended", "requested"} & set(answers):
             raise refusal
         return "requested" if "requested" in answers else "ended"
 
@@ -165,7 +179,7 @@ class Handle(Generic[R]):
             ) from None
 
     async def _steps_before(self) -> list[Handle[Any]]:
-        """The steps of a chain or gather that this one, which is not stored yet, waits for."""
+        """The steps of a chain or gather that this one, which has not begun, waits for."""
         flows = self._connection.queue.features.flows
         if step_of(self.id) is None or flows is None:
             return []
@@ -175,15 +189,20 @@ class Handle(Generic[R]):
         """Wait for those steps; False if there are none.
 
         This step is stored before the last of them is done. Raises the error of one that failed:
-        then this one does not run.
+        then this one does not run. Stages are awaited one after another, from the one that runs:
+        a task for each stage, inside the one after it, could not be cancelled in a long chain.
         """
-        steps = [asyncio.ensure_future(step.result()) for step in await self._steps_before()]
-        try:
-            await asyncio.gather(*steps)
-        finally:
-            for step in steps:
-                step.cancel()
-        return bool(steps)
+        stages = [await self._steps_before()]
+        while stages[-1] and await self._connection.ledger.get(stages[-1][0].id) is None:
+            stages.append(await stages[-1][0]._steps_before())
+        for stage in reversed(stages):
+            steps = [asyncio.ensure_future(step.result()) for step in stage]
+            try:
+                await asyncio.gather(*steps)
+            finally:
+                for step in steps:
+                    step.cancel()
+        return bool(stages[0])
 
     async def _remembered(self) -> JobRecord:
         """The end of a job whose record is gone, if the contract keeps its last event."""
@@ -205,25 +224,36 @@ class Handle(Generic[R]):
             updated_ms=last.ts_ms,
         )
 
+    async def _cause(self, record: JobRecord) -> JobRecord:
+        """The job itself, or the step before it with which it failed, or the one before that."""
+        while record.error and (error := job_error(record.error)).code == _CHILD:
+            named = _CHILD_ID.search(error.message)
+            step = step_of(named[1]) if named else None
+            child = await self._connection.ledger.get(step.id) if step else None
+            if child is None or state_of(child) not in ("failed", "cancelled"):
+                break
+            record = child
+        return record
+
     async def _failure(self, record: JobRecord) -> JobFailed:
         error = job_error(record.error)
-        traceback = error.traceback or await self._kept_traceback()
+        traceback = error.traceback or await self._kept_traceback(record.job_id)
         said = f"{error.code}: {error.message}" if error.code else error.message
         return JobFailed(
-            f"job {self.id} ({record.task}) failed: {said or 'no reason was stored'}",
-            job_id=self.id,
+            f"job {record.job_id} ({record.task}) failed: {said or 'no reason was stored'}",
+            job_id=record.job_id,
             error_code=error.code,
             traceback=traceback,
             attempts=record.attempt,
             contract=record.contract,
         )
 
-    async def _kept_traceback(self) -> str:
+    async def _kept_traceback(self, job_id: str) -> str:
         """The traceback of the last attempt, in contracts that keep it with their attempts."""
         attempts = getattr(self._connection.ledger, "attempts", None)
         if attempts is None:
             return ""
-        for attempt in reversed(await attempts(self.id)):
+        for attempt in reversed(await attempts(job_id)):
             kept = attempt.get("error") or b""
             raw = kept.encode() if isinstance(kept, str) else kept
             error = job_error(raw) if raw else JobError()

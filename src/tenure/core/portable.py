@@ -50,6 +50,13 @@ class SubmitOptions(TypedDict, total=False):
 
 
 _OPTIONS = frozenset(SubmitOptions.__annotations__)
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("id", "key", "group", "unique"), ((str,), "text")),
+    **dict.fromkeys(("priority", "attempts"), ((int,), "a whole number")),
+    **dict.fromkeys(("delay_s", "ttl_s"), ((int, float, timedelta), "seconds or a timedelta")),
+    "extra": ((Mapping,), "a mapping"),
+}
+_MS_MAX = 2**53  # what every store keeps exactly: 285,000 years
 
 STATES: tuple[State, ...] = ("waiting", "scheduled", "running", "done", "failed", "cancelled")
 
@@ -176,6 +183,7 @@ def new_job(contract: str, task: str, payload: bytes, options: Mapping[str, Any]
             f"submit has no option {', '.join(unknown)}; there are {', '.join(sorted(_OPTIONS))}, "
             "and the payload of a task that is named is one value"
         )
+    _check_types(options)
     check_options(contract, options)
     ttl_s = options.get("ttl_s")
     own = own_options(contract, options.get("unique") or "")
@@ -193,9 +201,19 @@ def new_job(contract: str, task: str, payload: bytes, options: Mapping[str, Any]
     )
 
 
+def _check_types(options: Mapping[str, Any]) -> None:
+    """Refuse what a store would misread or refuse with words of its own. None is as left out."""
+    for name, value in options.items():
+        kinds, means = _TYPES[name]
+        if value is not None and (not isinstance(value, kinds) or value is True or value is False):
+            raise InvalidJob(f"{name} is {means}, not {value!r}")
+
+
 def _ms(seconds: float | timedelta) -> int:
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
+    if not abs(seconds) * 1000 <= _MS_MAX:  # also nan
+        raise InvalidJob(f"a time in seconds is a number that can be reached, not {seconds}")
     return round(seconds * 1000)
 
 

@@ -99,7 +99,7 @@ class Flows(Protocol):
         """Called before a completed job is settled: submit what waited for it, if anything did."""
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """The jobs that a job of a later stage, which is not stored yet, waits for."""
+        """The jobs that a job waits for, which is of a later stage and has not begun."""
 
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for."""

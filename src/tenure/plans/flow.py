@@ -26,6 +26,7 @@ from tenure.core.job import (
     JobTemplate,
     NewJob,
     Submitted,
+    request_hash,
     template_of,
 )
 from tenure.core.lease import Lease
@@ -62,10 +63,14 @@ class Step(NamedTuple):
 
 
 class _Stage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The steps of a stage, and how many results it needs of the stage before."""
+    """The steps of a stage, and how many results it needs of the stage before.
+
+    `flow` is a hash of all steps of the flow: two flows with the same stage differ in it.
+    """
 
     needs: int
     jobs: list[JobTemplate]
+    flow: str = ""
 
 
 def step_of(job_id: str) -> Step | None:
@@ -91,6 +96,11 @@ def steps_of(flow_id: str, stages: Sequence[Sequence[NewJob]]) -> list[list[NewJ
         ]
         for at, jobs in enumerate(stages)
     ]
+
+
+def another_flow(flow_id: str) -> Conflict:
+    """The error of a second flow under the id of a first."""
+    return Conflict(f"another chain or gather was already started under id {flow_id!r}")
 
 
 async def continued(flows: Flows, outcome: Outcome) -> Outcome:
@@ -124,11 +134,12 @@ class StoredFlows:
         Repeating it is harmless. Raises `Conflict` if the id belongs to another flow.
         """
         first, *later = steps_of(flow_id, stages)
+        whole = request_hash([[template_of(job) for job in jobs] for jobs in stages])
         for at, jobs in enumerate(later, start=1):
-            stage = _Stage(len(stages[at - 1]), [template_of(job) for job in jobs])
+            stage = _Stage(len(stages[at - 1]), [template_of(job) for job in jobs], whole)
             text = msgspec.json.encode(stage).decode()
             if not await self._records.swap(f"flow:{flow_id}", str(at), "", text, keep_ms=KEEP_MS):
-                raise Conflict(f"another chain or gather was already started under id {flow_id!r}")
+                raise another_flow(flow_id)
         return list(await self._submit(first))
 
     async def finished(self, job_id: str, result: bytes) -> list[Submitted]:

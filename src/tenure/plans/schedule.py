@@ -22,6 +22,7 @@ from tenure.core.seam import Records
 
 GROUP = "schedules"
 EVERY_S_MIN = 0.1
+EVERY_S_MAX = 100 * 366 * 86_400
 LATE_MS = 60_000
 """With `missed="skip"`, a time that passed longer ago than this makes no job."""
 
@@ -55,8 +56,12 @@ def new_schedule(
         raise UsageError(f"schedule {name!r}: missed is skip, one or all, not {missed!r}")
     if every_s is not None:
         seconds = every_s.total_seconds() if isinstance(every_s, timedelta) else every_s
-        if seconds < EVERY_S_MIN:
-            raise UsageError(f"schedule {name!r}: every_s is at least {EVERY_S_MIN}, not {seconds}")
+        is_number = isinstance(seconds, int | float)
+        if not is_number or not EVERY_S_MIN <= seconds <= EVERY_S_MAX:
+            raise UsageError(
+                f"schedule {name!r}: every_s is from {EVERY_S_MIN} to {EVERY_S_MAX:,} seconds, "
+                f"not {every_s!r}"
+            )
         if tz:
             raise UsageError(f"schedule {name!r}: only cron has a time zone; leave tz out")
     schedule = Schedule(

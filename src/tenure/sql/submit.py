@@ -36,6 +36,8 @@ _FULL_RETRY_MS = 1_000
 _BATCH_MAX = 2_000
 _SLICE = 250
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
+# A requester that could take such an id could take the place of a scheduled or chained job.
+_PLANNED_ID = re.compile(r"@[0-9.]+\Z")
 _INT_MAX = 2**31 - 1
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
@@ -224,14 +226,25 @@ def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
     )
 
 
-def check(job: NewJob, job_id: str) -> str:
-    """The payload as text; raises if the job cannot be stored."""
+def _check_id(job: NewJob, job_id: str) -> None:
     if job.job_id and not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
+    if job.requester and _PLANNED_ID.search(job.job_id):
+        raise UsageError(
+            f"job id {job_id[:140]!r}: an @ and a number at the end are for the jobs of schedules "
+            "and chains; choose another id"
+        )
+
+
+def check(job: NewJob, job_id: str) -> str:
+    """The payload as text; raises if the job cannot be stored."""
+    _check_id(job, job_id)
     if not job.task or len(job.task) > 200 or not job.task.isprintable():
         raise UsageError(f"task {job.task[:60]!r}: 1 to 200 printable characters")
     if job.max_attempts is not None and not 1 <= job.max_attempts <= _INT_MAX:
-        raise UsageError(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
+        raise UsageError(
+            f"max_attempts counts starts and is from 1 to {_INT_MAX}, not {job.max_attempts}"
+        )
     if job.delay_ms < 0 or (job.ttl_ms is not None and job.ttl_ms <= 0):
         raise InvalidJob("delay_ms cannot be negative and ttl_ms is positive or left out")
     if job.delay_ms > AHEAD_MS_MAX or (job.ttl_ms or 0) > AHEAD_MS_MAX:

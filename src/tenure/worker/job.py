@@ -238,7 +238,7 @@ class Job(msgspec.Struct, eq=False):
         self._calls = self._calls or Counter()
         self._calls[task, text] += 1
         parts = (lease.queue, lease.job_id, task, text, self._calls[task, text])
-        given = {"id": derived_id(*parts), **options}
+        given = options | {"id": options.get("id") or derived_id(*parts)}
         for name, value in given.items():
             if isinstance(value, timedelta):
                 given[name] = value.total_seconds()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tenure import Client, JobFailed, NotFound
-from tenure.core.errors import UsageError
+from tenure import Client, Conflict, JobFailed, NotFound
+from tenure.core.errors import StoreError, UsageError
 from tests.contract.adapters import Servers, adapters
 from tests.contract.gateway.web import JSON, Web
 from tests.contract.plane.conftest import Site
@@ -35,6 +35,8 @@ HELD = [
     suite.test_the_events_of_a_job_end_with_its_end,
     suite.test_a_waiting_job_is_cancelled_at_once,
     suite.test_a_running_job_is_cancelled_through_its_worker,
+    suite.test_states_are_portable_and_jobs_are_found_by_them,
+    suite.test_a_paused_queue_hands_out_nothing_until_it_is_resumed,
     suite.test_any_number_of_handles_waits_on_one_connection,
     schedules.test_a_schedule_is_stored_listed_and_removed,
     schedules.test_the_same_schedule_again_changes_nothing_and_another_one_replaces_it,
@@ -86,16 +88,67 @@ async def test_a_failure_carries_the_traceback_of_the_worker(servers: Servers) -
         assert (await handle.status()).state == "failed"
 
 
-async def test_what_has_no_route_is_refused_with_the_address_that_has_it(servers: Servers) -> None:
+async def test_a_failed_job_is_found_whole_and_sent_back(servers: Servers) -> None:
     async with over_http(servers, "plane") as stage, Client(stage.url) as client:
+        async with serving(stage, suite.broken, suite.greet):
+            failed = await client.submit(suite.broken.call(reason="on fire"), attempts=1)
+            await failed.wait(timeout_s=SOON_S)
+            done = await client.submit(suite.greet, name="Ada")
+            await done.wait(timeout_s=SOON_S)
+        (found,) = (await client.find(state="failed", task=suite.broken)).jobs
+        assert (found.id, found.payload) == (failed.id, {"reason": "on fire"})
+        assert found.error is not None
+        assert found.error.message == "on fire"
+        pages = [await client.find(limit=1)]
+        pages.append(await client.find(limit=1, after=pages[0].after))
+        assert [job.id for page in pages for job in page.jobs] == [done.id, failed.id]
+        await failed.retry()
+        assert (await failed.status()).state == "waiting"
+        with pytest.raises(Conflict):
+            await failed.retry()
+        with pytest.raises(NotFound):
+            await client.handle("no-such-job").retry()
+
+
+async def test_what_is_an_operators_needs_the_scope_of_one(site: Site) -> None:
+    gateway = await site.gateway(site.url(), anonymous=False)
+    producer, observer = [
+        (await site.ring.create(scopes, "k"))[1]
+        for scopes in (("jobs:write", "jobs:read"), ("jobs:write", "jobs:read", "observe"))
+    ]
+    address = gateway.url.removeprefix("http://")
+    async with Client(f"plane+http://:{producer}@{address}") as client:
         handle = await client.submit("greet", {"name": "Ada"})
         for call in (client.find, client.counts, client.pause, client.resume, handle.retry):
-            with pytest.raises(UsageError, match=r"no route for that; .* plane\+postgresql://"):
+            with pytest.raises(StoreError, match="scope"):
                 await call()
+    async with Client(f"plane+http://:{observer}@{address}") as client:
+        assert [job.id for job in (await client.find()).jobs] == [handle.id]
+        assert (await client.counts()).waiting == 1
+        with pytest.raises(StoreError, match="admin"):
+            await client.pause()
+
+
+async def test_what_has_no_route_is_refused_with_the_address_that_has_it(servers: Servers) -> None:
+    async with over_http(servers, "plane") as stage, Client(stage.url) as client:
+        with pytest.raises(UsageError, match=r"at its database, plane\+sqlite://"):
+            await client.chain(("greet", {"name": "Ada"}), ("greet", {"name": "Bob"}))
         missing = client.handle("no-such-job")
         for ask in (missing.result, missing.status, missing.cancel):
             with pytest.raises(NotFound):
                 await ask()
+
+
+async def test_a_requester_cannot_take_the_id_of_a_scheduled_or_chained_job(site: Site) -> None:
+    gateway = await site.gateway(site.url(), anonymous=False)
+    web = Web(gateway.url, {"x-api-key": (await site.ring.create(("jobs:write",), "k"))[1]})
+    for job_id in ("report@1794794400000", "import-17@0.1"):
+        body = json.dumps({"payload": 1, "job_id": job_id}).encode()
+        answer = await web.send("POST", "/v1/plane/jobs", body, JSON)
+        assert (answer.status, "schedules and chains" in answer.json["detail"]) == (422, True)
+    jobs = [{"payload": 1, "job_id": job_id} for job_id in ("import-17@0.1", "me@home-2")]
+    answer = await web.send("POST", "/v1/plane/jobs", json.dumps({"jobs": jobs}).encode(), JSON)
+    assert [each["status"] for each in answer.json["results"]] == ["invalid", "created"]
 
 
 async def test_a_key_for_a_stream_reaches_the_schedules_of_that_stream(site: Site) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
 
 from tenure import Client
+from tenure.store.embedded import EmbeddedRedis
+from tenure.sync import Client as SyncClient
 from tests.contract.streams.test_foreign_workers import Foreign
 
 pytestmark = pytest.mark.clause("S-38")
@@ -52,3 +56,19 @@ async def test_the_events_of_a_foreign_worker_arrive_as_they_happen(bench: Any) 
             await finished(worker, msg_id, job_id)
             await reading
         assert seen[-2:] == ["token", "done"]
+
+
+def test_a_handle_is_good_after_a_fork(redis_server: EmbeddedRedis) -> None:
+    with SyncClient(f"streams+{redis_server.url}?namespace=forked") as client:
+        handle = client.submit("chat", {})
+        assert handle.status().state == "waiting"  # the connection of this process is open
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # of this child only
+            try:
+                is_cancelled = handle.cancel() == "ended" and handle.wait().state == "cancelled"
+            except BaseException:
+                is_cancelled = False
+            os._exit(0 if is_cancelled else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert handle.wait(timeout_s=20).state == "cancelled"

@@ -88,9 +88,28 @@ async def test_the_handle_of_a_chain_raises_the_error_of_the_job_that_failed(sta
         handle = await client.chain(
             add.call(n=1), broken.call().with_options(attempts=1), add.call(n=10)
         )
-        with pytest.raises(JobFailed, match="failed"):
+        with pytest.raises(JobFailed, match=r"@1\.0 \(break\) failed: ValueError: no") as failed:
             await handle.result(timeout_s=SOON_S)
+        assert 'raise ValueError("no")' in failed.value.traceback
+        first = await client.chain(
+            broken.call().with_options(attempts=1), add.call(n=1), add.call(n=10)
+        )
+        with pytest.raises(JobFailed, match=r"@0\.0 \(break\) failed: ValueError: no"):
+            await first.result(timeout_s=SOON_S)
         assert await task_ids(stage, "total") == []
+
+
+@pytest.mark.needs("flows")
+async def test_the_events_of_a_chain_are_awaited_though_its_last_job_is_not_stored(
+    stage: Stage,
+) -> None:
+    async with client_of(stage) as client:
+        handle = await client.chain(add.call(n=1), add.call(n=2), add.call(n=3))
+        events = handle.events()
+        following = asyncio.ensure_future(anext(events))
+        async with serving(stage, *TASKS, upkeep_ms=100), asyncio.timeout(SOON_S):
+            seen = [await following, *[event async for event in events]]
+        assert [event.state for event in seen if event.state] == ["done"]
 
 
 @pytest.mark.needs("flows")
@@ -98,11 +117,12 @@ async def test_a_chain_that_was_not_begun_is_waiting_and_can_be_cancelled(stage:
     async with client_of(stage) as client:
         handle = await client.chain(add.call(n=1), add.call(n=2), add.call(n=3))
         assert (await handle.status()).state == "waiting"
-        if served_url(stage).startswith("bullmq"):
-            return  # the last job is stored at once, and cancelled by itself
         assert await handle.cancel() == "ended"
         with pytest.raises(JobCancelled):
             await handle.result(timeout_s=SOON_S)
+        first = await client.get(handle.id.replace("@2.0", "@0.0"))
+        assert first is not None
+        assert first.state == "cancelled"
 
 
 @pytest.mark.needs("flows")
@@ -119,6 +139,28 @@ async def test_the_same_id_again_is_the_same_chain(stage: Stage) -> None:
             await client.chain(add.call(n=1).with_options(id="mine"), add.call(n=2))
         with pytest.raises(UsageError, match="at least one job"):
             await client.gather([], then=total)
+
+
+@pytest.mark.needs("flows")
+async def test_another_chain_under_the_same_id_is_refused_and_changes_nothing(stage: Stage) -> None:
+    async with client_of(stage) as client:
+        first = await client.chain(add.call(n=1), add.call(n=2), id="import-18")
+        for others in (
+            [add.call(n=1), add.call(n=2), add.call(n=3)],
+            [add.call(n=5), add.call(n=2)],
+            [add.call(n=1), add.call(n=5)],
+        ):
+            with pytest.raises(Conflict, match=r"another chain .* under id 'import-18'"):
+                await client.chain(*others, id="import-18")
+        async with serving(stage, *TASKS, upkeep_ms=100):
+            assert await first.result(timeout_s=SOON_S) == 3
+            last = await client.submit(add, n=0)  # after it, a third step would have run
+            await last.result(timeout_s=SOON_S)
+        ids = await task_ids(stage, "add")
+        assert [job_id for job_id in ids if job_id.startswith("import-18")] == [
+            "import-18@0.0",
+            "import-18@1.0",
+        ]
 
 
 @pytest.mark.needs("flows")
@@ -158,6 +200,7 @@ async def test_a_job_that_a_handler_submits_is_the_same_in_every_attempt(stage: 
     async def parent(job: Job) -> list[str]:
         ids = [await job.submit("child", {"n": n}) for n in (1, 2, 2)]
         ids.append(await job.submit(child.call(n=9), attempts=2))
+        ids.append(await job.submit("child", {"n": 8}, id=None))
         seen.append(ids)
         if job.attempt < 3:
             raise ValueError("again")
@@ -170,10 +213,10 @@ async def test_a_job_that_a_handler_submits_is_the_same_in_every_attempt(stage: 
     async with client_of(stage) as client, serving(stage, parent, child, upkeep_ms=100):
         handle = await client.submit("parent", {}, attempts=3)
         ids = await handle.result(timeout_s=SOON_S)
-        assert len(set(ids)) == 4
+        assert len(set(ids)) == 5
         assert seen == [ids] * 3
         results = [await client.handle(each).result(timeout_s=SOON_S) for each in ids]
-        assert results == [1, 2, 2, 9]
+        assert results == [1, 2, 2, 9, 8]
         assert await task_ids(stage, "child") == sorted(ids)
 
 

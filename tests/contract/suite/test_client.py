@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -201,6 +202,27 @@ async def test_an_option_that_no_contract_has_is_refused(stage: Stage) -> None:
     async with client_of(stage) as client:
         with pytest.raises(Exception, match="no option prioritty"):
             await client.submit("greet", {}, prioritty=3)  # type: ignore[call-overload]
+
+
+async def test_an_option_of_the_wrong_type_harms_no_other_job(stage: Stage) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"attempts": "3"},
+        {"attempts": True},
+        {"id": 5},
+        {"key": 5},
+        {"delay_s": "5"},
+        {"delay_s": float("nan")},
+        {"delay_s": float("inf")},
+        {"priority": 1.5},
+        {"extra": "x"},
+    ]
+    calls: list[Any] = [("greet", {"name": "Ada"}, options) for options in wrong]
+    async with client_of(stage) as client:
+        *refused, stored = await client.submit_many(
+            [*calls, ("greet", {"name": "Bob"})], errors="return"
+        )
+        assert [type(each) for each in refused] == [InvalidJob] * len(wrong), refused
+        assert isinstance(stored, Handle)
 
 
 async def test_an_option_of_another_contract_is_refused(stage: Stage) -> None:

@@ -59,6 +59,38 @@ async def test_who_waits_when_the_client_closes_gets_an_error() -> None:
         await waiting
     with pytest.raises(UsageError, match="closed"):
         await Client.submit(client, greet, name="Bob")
+    with pytest.raises(UsageError, match="closed"):
+        await handle.result(timeout_s=0.1)
+
+
+async def test_who_follows_events_when_the_client_closes_is_told_so() -> None:
+    client = Client("memory://closing-events")
+    events = (await client.submit(greet, name="Ada")).events()
+    await anext(events)
+    following = asyncio.ensure_future(anext(events))
+    (channel,) = client._connection.feed._channels.values()
+    while not channel.has_live:
+        await asyncio.sleep(0.01)  # nothing tells when a reader has caught up
+    await client.close()
+    with pytest.raises(UsageError, match="closed while the events"):
+        await following
+
+
+async def test_a_search_refuses_what_finds_nothing() -> None:
+    async with Client("memory://searching") as client:
+        with pytest.raises(UsageError, match="no state 'finished'; the states are waiting, "):
+            await client.find(state="finished")  # type: ignore[arg-type]
+        for limit in (0, -1):
+            with pytest.raises(UsageError, match="at least 1"):
+                await client.find(limit=limit)
+
+
+async def test_the_result_of_a_long_chain_is_awaited_no_longer_than_asked() -> None:
+    async with Client("memory://long-chain") as client:
+        handle = await client.chain(*[greet.call(name="Ada")] * 1_500)
+        async with asyncio.timeout(30):
+            with pytest.raises(Timeout, match=r"@1499\.0 had not ended after 0.2 s"):
+                await handle.result(timeout_s=0.2)
 
 
 def test_every_refusal_is_of_one_tree() -> None:

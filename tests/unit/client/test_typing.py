@@ -59,6 +59,7 @@ async def main() -> None:
         many = await client.submit_many([greet.call(name="a"), greet.call(name="b")])
         greeting = await many[0].result()
         number = await many[0].result()  # error: result of many
+        await client.submit_many([greet.call(name="a"), resize.call(width=3), ("old", {})])
         async for event in handle.events():
             state: str | None = event.state
         again = client.handle("id", greet)
@@ -69,6 +70,7 @@ def plain() -> None:
     with SyncClient("memory://x") as client:
         greeting: Greeting = client.submit(greet, name="Ada").result()
         client.submit(greet, nmae="Ada")  # error: parameter, in plain calls
+        client.submit_many([greet.call(name="a"), resize.call(width=3)], errors="return")
         number: int = client.submit(greet, name="Ada").result()  # error: result, in plain calls
 
 

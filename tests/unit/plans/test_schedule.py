@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -125,7 +126,10 @@ def test_a_long_pause_is_passed_in_one_step() -> None:
         ({"cron": "0 3 * * *", "tz": "Europe/Nowhere"}, "no time zone 'Europe/Nowhere'"),
         ({"cron": "0 3 * * *", "every_s": 5}, "either"),
         ({}, "either"),
-        ({"every_s": 0.01}, "at least 0.1"),
+        ({"every_s": 0.01}, "from 0.1 to "),
+        ({"every_s": "5"}, "from 0.1 to .* not '5'"),
+        ({"every_s": math.nan}, "from 0.1 to .* not nan"),
+        ({"every_s": math.inf}, "from 0.1 to .* not inf"),
         ({"every_s": 5, "tz": "UTC"}, "only cron has a time zone"),
         ({"every_s": 5, "missed": "some"}, "skip, one or all"),
         ({"every_s": 5, "name": "a b"}, "letters, digits"),

@@ -26,8 +26,9 @@ from tenure.core.job import (
     template_of,
 )
 from tenure.core.lease import Lease
-from tenure.plans.flow import steps_of
+from tenure.plans.flow import another_flow, steps_of
 from tenure.store.redis import Redis
+from tenure.store.redis_queue import read_all
 
 # Our field in a scheduler's hash, which Node ignores.
 _OWN = "tenure"
@@ -45,6 +46,8 @@ class BullmqFlows:
     async def start(self, flow_id: str, stages: Sequence[Sequence[NewJob]]) -> Sequence[Submitted]:
         """Store the whole flow in one transaction: the last job is the root."""
         steps = steps_of(flow_id, stages)
+        if await self._is_stored(flow_id, steps):
+            return [Submitted(job.job_id, "replayed") for job in steps[0]]
         flows: list[Flow] = []
         for jobs in steps[:-1]:
             flows = [_flow(job, flows, failParentOnFailure=True) for job in jobs]
@@ -52,13 +55,35 @@ class BullmqFlows:
         await self._producer.add_flow(_flow(last, flows))
         return [Submitted(job.job_id, "created") for job in steps[0]]
 
+    async def _is_stored(self, flow_id: str, steps: Sequence[Sequence[NewJob]]) -> bool:
+        """Whether the flow is there already; raises `Conflict` if jobs of another one are.
+
+        BullMQ ignores a job whose id it has, and would mix the two.
+        """
+        jobs = [job for stage in steps for job in stage]
+        fields = ("name", "data", "parentKey")
+        asked = [("HMGET", self._prefix + job.job_id, *fields) for job in jobs]
+        stored = [row or (None,) * len(fields) for row in await read_all(self._redis, asked)]
+        if all(row[0] is None for row in stored):
+            return False
+        same = all(
+            row[0] is None or (row[0] == job.task.encode() and row[1] == job.payload)
+            for row, job in zip(stored, jobs, strict=True)
+        )
+        name, _, parent = stored[-1]
+        if not same or name is None or parent is not None:
+            raise another_flow(flow_id)
+        return True
+
     async def finished(self, job_id: str, result: bytes) -> Sequence[Submitted]:
         """Nothing to do: the settle of a child leads to its parent."""
         return ()
 
     async def before(self, job_id: str) -> Sequence[str]:
-        """None: all jobs of a flow are stored from the beginning."""
-        return ()
+        """The children that have not ended. All jobs of a flow are stored from the beginning."""
+        pending = (await read_children(self._redis, self._prefix + job_id)).pending
+        own = [key.removeprefix(self._prefix) for key in pending if key.startswith(self._prefix)]
+        return [child_id for child_id in own if ":" not in child_id]
 
     async def children(self, lease: Lease) -> Children:
         """The children of a job."""

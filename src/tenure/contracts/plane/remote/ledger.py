@@ -1,12 +1,14 @@
-"""The ledger and the news of a plane over HTTP: what the routes of its producers allow.
+"""The ledger and the news of a plane over HTTP.
 
-A job is read, followed and cancelled by its id. What needs all jobs of a plane (search, counts,
-pause) has no route in the contract, and is refused with the address that can do it.
+A job is read, followed and cancelled by its id, with the rights of its producer. What concerns all
+jobs of a plane (search, counts, pause) or needs an operator (retry, remove) has no route of the
+plane. It goes to /api of the gateway, for which the key needs the scope `observe` or `admin`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
@@ -16,7 +18,7 @@ import msgspec
 from tenure.contracts.plane.model import CONTRACT
 from tenure.contracts.plane.news import PlaneNews
 from tenure.contracts.plane.remote.queue import PlaneHttp, open_http, read_answer
-from tenure.core.errors import UsageError
+from tenure.core.errors import StoreUnreachable, UsageError
 from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.registry import QueueUrl
@@ -24,7 +26,10 @@ from tenure.core.seam import Counts, LedgerFeatures, Page, Query, WorkerBeat
 
 # A client may ask for a thousand jobs at once; the gateway limits connections and requests.
 _CALLS_MAX = 8
+_LIMIT_MAX = 500
 _NONE = msgspec.Raw(b"null")
+# What a search takes as it is, in quotes.
+_PLAIN = re.compile(r"[\w .:/@-]+")
 
 T = TypeVar("T")
 
@@ -68,8 +73,48 @@ class _History(msgspec.Struct, frozen=True):
     events: list[_Event]
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """A job of a search, or the job itself; only the latter has JSON fields."""
+
+    job_id: str
+    task: str
+    own_state: str
+    attempt: int
+    max_attempts: int
+    created_ms: int
+    updated_ms: int
+    due_ms: int
+    worker_id: str
+    payload: msgspec.Raw = _NONE
+    result: msgspec.Raw = _NONE
+    error: msgspec.Raw = _NONE
+    progress: msgspec.Raw = _NONE
+    lease_until_ms: int = 0
+    priority: int = 0
+
+
+class _Page(msgspec.Struct, frozen=True):
+    jobs: list[_Found]
+    after: str
+
+
+class _Queue(msgspec.Struct, frozen=True):
+    name: str
+    contract: str
+    paused: bool
+    workers: int
+    oldest_waiting_ms: int
+    own_states: dict[str, int]
+    totals: dict[str, int]
+    away: bool = False
+
+
+class _Queues(msgspec.Struct, frozen=True):
+    queues: list[_Queue]
+
+
 class RemoteLedger:
-    """The jobs of a plane, one by one."""
+    """The jobs of a plane."""
 
     def __init__(self, http: PlaneHttp, *, answer_ms: int) -> None:
         self._http = http
@@ -115,36 +160,85 @@ class RemoteLedger:
         await self._http.close()
 
     async def find(self, query: Query) -> Page:
-        """Refused: the contract has no route for it."""
-        _refuse("lists no jobs")
+        """A page of jobs, newest first."""
+        name = (await self._queue()).name
+        terms = [f'queue:"{name}"', f"state:{','.join(query.states)}" if query.states else ""]
+        if _PLAIN.fullmatch(query.task):  # other names are compared here
+            terms.append(f'task:"{query.task}"')
+        asked = {
+            "q": " ".join(filter(None, terms)),
+            "after": query.after,
+            "limit": min(query.limit, _LIMIT_MAX),
+        }
+        page = await self._api("GET", f"/api/jobs?{urlencode(asked)}", _Page)
+        found = [each for each in page.jobs if query.task in ("", each.task)]
+        path = f"/api/queues/{quote(name, safe='')}/jobs"
+        calls = [
+            self._call("GET", f"{path}/{quote(each.job_id, safe='')}", _Found) for each in found
+        ]
+        jobs = [_found(each, name) for each in await asyncio.gather(*calls) if each is not None]
+        return Page(jobs, page.after)
 
     async def counts(self) -> Counts:
-        """Refused: the contract has no route for it."""
-        _refuse("counts no jobs")
+        """How many jobs are in which state."""
+        queue = await self._queue()
+        return Counts(
+            queue.own_states, queue.totals, queue.paused, queue.workers, queue.oldest_waiting_ms
+        )
 
     async def workers(self) -> list[WorkerBeat]:
-        """Refused: the contract has no route for it."""
+        """Refused: the plane has no route for it."""
         _refuse("lists no workers")
 
     async def pause(self) -> None:
-        """Refused: the contract has no route for it."""
-        _refuse("cannot be paused")
+        """Hand out no more jobs."""
+        await self._steer("pause")
 
     async def resume(self) -> None:
-        """Refused: the contract has no route for it."""
-        _refuse("cannot be resumed")
+        """Hand out jobs again."""
+        await self._steer("resume")
 
     async def retry(self, job_ids: Sequence[str]) -> list[str]:
-        """Refused: the contract has no route for it."""
-        _refuse("sends no jobs back")
+        """Send ended jobs back; per id "ok", or the reason why not."""
+        return await self._act("retry", job_ids)
 
     async def remove(self, job_ids: Sequence[str]) -> list[str]:
-        """Refused: the contract has no route for it."""
-        _refuse("removes no jobs")
+        """Remove jobs; per id "ok", or the reason why not."""
+        return await self._act("remove", job_ids)
 
     async def probe(self) -> None:
-        """Refused: the contract has no route for it."""
+        """Refused: the plane has no route for it."""
         _refuse("cannot be tested for writing")
+
+    async def _queue(self) -> _Queue:
+        """The plane among the queues of the gateway: the first one, which the routes serve too."""
+        answer = await self._api("GET", "/api/queues", _Queues)
+        planes = [each for each in answer.queues if each.contract == CONTRACT]
+        if not planes:
+            raise UsageError(f"{self._http.url} has no plane", contract=CONTRACT)
+        if planes[0].away:
+            raise StoreUnreachable(f"the store of the plane at {self._http.url} gives no answer")
+        return planes[0]
+
+    async def _act(self, verb: str, job_ids: Sequence[str]) -> list[str]:
+        body = msgspec.json.encode({"job_ids": list(job_ids)})
+        answers = (await self._steer(verb, body))["answers"]
+        return [answers.get(job_id, "missing") for job_id in job_ids]
+
+    async def _steer(self, verb: str, body: bytes = b"") -> dict[str, Any]:
+        path = f"{_queue_path((await self._queue()).name)}/{verb}"
+        return await self._api("POST", path, dict[str, Any], body)
+
+    async def _api(self, method: str, path: str, shape: type[T], body: bytes = b"") -> T:
+        """The answer of /api."""
+        answer = await self._call(method, path, shape, body)
+        if answer is None:
+            raise UsageError(
+                f"{self._http.url} has no {path.partition('?')[0]}: a gateway with an admin "
+                "address serves it there",
+                contract=CONTRACT,
+            )
+        return answer
 
     async def _job(self, job_id: str) -> _Job | None:
         return await self._call("GET", _path(job_id), _Job)
@@ -161,10 +255,10 @@ class RemoteLedger:
         read_answer(self._http.url, path, status, raw, dict)
         return "ok" if status == 200 else "requested"
 
-    async def _call(self, method: str, path: str, shape: type[T]) -> T | None:
+    async def _call(self, method: str, path: str, shape: type[T], body: bytes = b"") -> T | None:
         """The answer; None if there is no such job."""
         async with self._turns:
-            status, raw = await self._http.send(method, path, timeout_s=self._answer_s)
+            status, raw = await self._http.send(method, path, body, timeout_s=self._answer_s)
         return None if status == 404 else read_answer(self._http.url, path, status, raw, shape)
 
 
@@ -225,10 +319,14 @@ def _path(job_id: str) -> str:
     return f"/v1/plane/jobs/{quote(job_id, safe='')}"
 
 
+def _queue_path(name: str) -> str:
+    return f"/api/queues/{quote(name, safe='')}"
+
+
 def _refuse(what: str) -> NoReturn:
     raise UsageError(
-        f"a plane over HTTP {what}: its contract has no route for that; open the plane at its "
-        "database, plane+sqlite:// or plane+postgresql://, or use /api of its gateway",
+        f"a plane over HTTP {what}: it has no route for that; open the plane at its database, "
+        "plane+sqlite:// or plane+postgresql://",
         contract=CONTRACT,
     )
 
@@ -253,6 +351,28 @@ def _record(job: _Job) -> JobRecord:
         progress=_bytes(job.progress),
         priority=job.priority,
         gid=job.gid,
+    )
+
+
+def _found(job: _Found, queue: str) -> JobRecord:
+    return JobRecord(
+        job_id=job.job_id,
+        contract=CONTRACT,
+        queue=queue,
+        task=job.task,
+        state=job.own_state,
+        payload=bytes(job.payload),
+        result=_bytes(job.result),
+        error=_bytes(job.error),
+        progress=_bytes(job.progress),
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        created_ms=job.created_ms,
+        updated_ms=job.updated_ms,
+        due_ms=job.due_ms,
+        lease_until_ms=job.lease_until_ms,
+        priority=job.priority,
+        worker_id=job.worker_id,
     )
 
 
