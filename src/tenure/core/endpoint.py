@@ -169,6 +169,9 @@ class Follow(msgspec.Struct, frozen=True):
     origin: tuple[str, int] | None = None
 
 
+STREAM = "text/event-stream"
+
+
 class Reply(msgspec.Struct, frozen=True):
     """One response of an endpoint, for the API document; `also` are further media types of it."""
 

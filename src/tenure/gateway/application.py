@@ -175,7 +175,7 @@ class Gateway:
 
         Paths without parameters and event streams skip the layers of FastAPI, which only
         middleware of an application of the user's own needs. Each layer is a coroutine, and those
-        of a stream stay in memory: a client would cost 25 kB instead of 18.
+        of a stream stay in memory: a client would cost 24 kB instead of 16.
         """
         app, guard = self.app, self._guard
         exact = {} if self._dependencies else _exact_paths(self._routes)
@@ -417,7 +417,7 @@ def _streams(routes: Sequence[BaseRoute]) -> list[tuple[GatewayRoute, ASGIApp]]:
         (route, route.raw)
         for route in routes
         if isinstance(route, GatewayRoute)
-        and route.raw is not None
         and not route.admin_only
-        and any(right.streams for right in route.rights.values())
+        and isinstance(route.raw, Resource)
+        and route.raw.is_stream
     ]

@@ -57,6 +57,7 @@ from tenure.contracts.plane.schemas import (
     stream_and_message,
 )
 from tenure.core.endpoint import (
+    STREAM,
     Answer,
     Call,
     Caller,
@@ -251,7 +252,7 @@ class _JobRoutes:
                 asks=FollowPlaneJob,
                 reads={"Last-Event-ID": EventId},
                 replies={
-                    200: Reply("A stream of events.", PlaneJobNews, media="text/event-stream"),
+                    200: Reply("A stream of events.", PlaneJobNews, media=STREAM),
                     204: Reply("The job has ended and there is nothing after that position."),
                 },
                 problems=(400, 404, 422),

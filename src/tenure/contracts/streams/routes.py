@@ -17,6 +17,7 @@ from tenure.contracts.streams import MACHINE
 from tenure.contracts.streams.ledger import StreamsLedger
 from tenure.core.encoding import answer_json
 from tenure.core.endpoint import (
+    STREAM,
     Answer,
     Call,
     Endpoint,
@@ -331,7 +332,7 @@ class StreamsRoutes:
             asks=FollowJob,
             reads={"Last-Event-ID": EventId},
             replies={
-                200: Reply("A stream of events.", JobNews, media="text/event-stream"),
+                200: Reply("A stream of events.", JobNews, media=STREAM),
                 204: Reply("The job has ended and there is nothing after that position."),
             },
             problems=(400, 404, 422),

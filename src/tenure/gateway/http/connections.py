@@ -137,6 +137,22 @@ class ClientConnection(HttpToolsProtocol):
     The application can abort it (`ABORT`), because closing waits for a client that does not read.
     """
 
+    # Without slots, an instance has so many attributes that its dictionary takes a kilobyte more.
+    __slots__ = (
+        "_by_admin_address",
+        "_bytes",
+        "_coalescing",
+        "_connections",
+        "_phase",
+        "_read",
+        "_refusal",
+        "_settings",
+        "address",
+        "deadline",
+        "stalled_at",
+        "waiting_since",
+    )
+
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections

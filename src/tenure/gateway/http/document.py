@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tenure import __version__
-from tenure.core.endpoint import Endpoint
+from tenure.core.endpoint import STREAM, Endpoint
 from tenure.core.errors import UsageError
 from tenure.dashboard.watch import Series, Tick
 from tenure.gateway.problems import CODES
@@ -36,17 +36,14 @@ def components(types: list[Any]) -> dict[str, Any]:
     return schemas
 
 
-_STREAM = "text/event-stream"
-
-
 def asyncapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """An AsyncAPI 3.0 document: the event streams of these endpoints, /live and the webhooks."""
-    streams = [e for e in endpoints if any(r.media == _STREAM for r in e.replies.values())]
+    streams = [e for e in endpoints if any(r.media == STREAM for r in e.replies.values())]
     shapes = {
         endpoint.operation: reply.shape
         for endpoint in streams
         for reply in endpoint.replies.values()
-        if reply.media == _STREAM
+        if reply.media == STREAM
     }
     types = [*dict.fromkeys(shapes.values()), Hello, Series, Tick, WebhookEvent, WebhookHeaders]
     schemas = components(types)

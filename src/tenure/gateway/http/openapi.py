@@ -26,14 +26,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from tenure.core.endpoint import Endpoint, Reply
+from tenure.core.endpoint import STREAM, Endpoint, Reply
 from tenure.core.errors import UsageError
 from tenure.gateway.problems import CODES, ProblemDocument, title_of
 
 _PLAIN = (str, int, float, bool, type(None))
 JSON = "application/json"
 PROBLEM = "application/problem+json"
-STREAM = "text/event-stream"
 _EVERYWHERE = (405, 500)
 _WITH_SCOPE = (401, 403, 429, 503)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}

@@ -17,7 +17,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.encoding import INTEGER_MAX
-from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Follow
+from tenure.core.endpoint import STREAM, Answer, Call, Caller, Endpoint, Follow
 from tenure.core.errors import ReplyLost
 from tenure.dashboard.api import BASE, ROUTE, SearchLimit, until_disconnected
 from tenure.dashboard.audit import IDS_MAX, LOST, AuditLog
@@ -97,6 +97,9 @@ class Resource:
         self._queue = queue
         self._endpoints = {endpoint.method: endpoint for endpoint in endpoints}
         self.rights = {endpoint.method: endpoint.right for endpoint in endpoints}
+        self.is_stream = any(
+            reply.media == STREAM for each in endpoints for reply in each.replies.values()
+        )
         if "GET" in self._endpoints:
             self._endpoints.setdefault("HEAD", self._endpoints["GET"])
         self._allow = ", ".join(sorted(self._endpoints))
