@@ -22,10 +22,13 @@ from tenure.core.seam import Records
 
 GROUP = "schedules"
 EVERY_S_MIN = 0.1
+STORED_BYTES_MAX = 4 << 20
+"""Of all schedules of a queue together: every round of upkeep reads them."""
 LATE_MS = 60_000
 """With `missed="skip"`, a time that passed longer ago than this makes no job."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_PLANNED = re.compile(r"[A-Za-z0-9_.-]{1,100}@[0-9]+(\.[0-9]+)?")
 _TIMES_MAX = 1_000
 _TRIES_MAX = 20
 # A worker that slept so long between reading and submitting starts over: the job of a time may have
@@ -142,6 +145,15 @@ def occurrence_id(name: str, at_ms: int) -> str:
     return f"{name}@{at_ms}"
 
 
+def is_planned_id(job_id: str) -> bool:
+    """Whether a schedule or a chain may give a job this id, now or later.
+
+    >>> [is_planned_id(each) for each in ("report@1794794400000", "import-17@1.0", "a@b")]
+    [True, True, False]
+    """
+    return _PLANNED.fullmatch(job_id) is not None
+
+
 class StoredSchedules:
     """The schedules of a queue whose contract has none of its own."""
 
@@ -163,7 +175,14 @@ class StoredSchedules:
                 after = msgspec.structs.replace(
                     after, next_ms=next_ms, last_ms=kept.last_ms, last_id=kept.last_id
                 )
-            if await self._records.swap(GROUP, schedule.name, before, _written(after)):
+            written = _written(after)
+            size = sum(map(len, found.values())) - len(before) + len(written)
+            if size > STORED_BYTES_MAX and len(written) > len(before):
+                raise UsageError(
+                    f"schedule {schedule.name!r}: the schedules of a queue have {STORED_BYTES_MAX} "
+                    "characters together; remove one, or store a reference in the payload"
+                )
+            if await self._records.swap(GROUP, schedule.name, before, written):
                 return after
         raise Conflict(f"schedule {schedule.name!r} is being changed by others; try again")
 

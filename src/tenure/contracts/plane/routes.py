@@ -84,6 +84,7 @@ from tenure.core.outcome import (
 )
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
+from tenure.plans.schedule import is_planned_id
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_with_retry
 
@@ -180,6 +181,12 @@ class _JobRoutes:
     def _new_job(self, body: Any, call: Call, key: str, trace: str) -> NewJob:
         _check_streams(call.caller, [body.stream or self._ledger.default_stream])
         job_id = body.job_id or uuid7()
+        if is_planned_id(job_id) and not call.caller.may("admin"):
+            raise Refused(
+                "scope",
+                f"job_id {job_id!r}: ids that end in @ and a number are those of schedules and "
+                "chains; only an admin may submit under one",
+            )
         requester = getattr(body, "requester", "")
         if requester and not call.reaches(requester, job_id):
             raise Refused("scope", "only an admin may submit in another requester's name")
