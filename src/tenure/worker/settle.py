@@ -52,7 +52,7 @@ _LAST_MS = 2_000  # before a job expires; some stores promote due jobs once a se
 _STEPS = 10  # the first delay is at most a tenth of the limit
 _TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
-_NAMES_MAX = 1_000
+_NAMES_MAX = 100
 _JOBS_MAX = 100_000
 
 
@@ -284,13 +284,17 @@ class UnknownTasks:
         return delay_ms + round(delay_ms / 4 * self._rng.random())  # jitter
 
     def _log(self, attempt: Attempt, now: float, *, delay_ms: int) -> None:
-        """Once a minute for each name."""
-        lease = attempt.lease
-        if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
+        """Once a minute for each name, and for so many names: submitters choose them."""
+        lease, logged = attempt.lease, self._logged
+        if now - logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
             return
-        if len(self._logged) >= _NAMES_MAX:
-            self._logged.clear()
-        self._logged[lease.task] = now
+        logged.pop(lease.task, None)
+        if len(logged) >= _NAMES_MAX:
+            oldest = next(iter(logged))
+            if now - logged[oldest] < _LOG_EVERY_S:
+                return
+            del logged[oldest]
+        logged[lease.task] = now
         log.warning(
             "task_unknown",
             **attempt_facts(attempt),
