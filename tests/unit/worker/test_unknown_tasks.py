@@ -127,8 +127,12 @@ def test_the_log_names_job_task_and_nearest_name_once_a_minute() -> None:
     assert len(worker.said) == 1
 
 
-def test_the_log_names_so_many_unknown_tasks_a_minute_and_no_more() -> None:
+def test_the_log_names_so_many_unknown_tasks_a_minute_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker = Worker()
+    searched: list[str] = []
+    monkeypatch.setattr(Tasks, "close", lambda _, name: searched.append(name) or "")
     with capture_logs() as lines:
         for minute in range(3):
             worker.now_s += 61
@@ -136,6 +140,7 @@ def test_the_log_names_so_many_unknown_tasks_a_minute_and_no_more() -> None:
                 worker.meet(job_id=f"j{number}", task=f"t{minute}-{number}")
             assert len(lines) == 100 * (minute + 1)
     assert {line["event"] for line in lines} == {"task_unknown"}
+    assert len(searched) <= 600, "the nearest name is slow to find"
 
 
 def test_a_short_limit_leaves_room_for_several_hand_backs() -> None:
