@@ -34,7 +34,7 @@ class CountedRecords:
 
 
 async def submit(jobs: Sequence[NewJob]) -> list[Submitted]:
-    return [Submitted(job.job_id, "new") for job in jobs]
+    return [Submitted(job.job_id, "created") for job in jobs]
 
 
 async def test_a_step_of_a_stage_that_was_never_stored_costs_nothing() -> None:

@@ -132,7 +132,12 @@ def test_the_log_names_so_many_unknown_tasks_a_minute_and_no_more(
 ) -> None:
     worker = Worker()
     searched: list[str] = []
-    monkeypatch.setattr(Tasks, "close", lambda _, name: searched.append(name) or "")
+
+    def close(_: Tasks, name: str) -> str:
+        searched.append(name)
+        return ""
+
+    monkeypatch.setattr(Tasks, "close", close)
     with capture_logs() as lines:
         for minute in range(3):
             worker.now_s += 61
