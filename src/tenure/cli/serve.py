@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tenure.worker import Worker
     from tenure.worker.events import Notifier
 
+_PROBES_MAX = 32
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("auto", "json", "text")
 
@@ -186,7 +188,30 @@ def _serve_metrics(host: str, port: int, worker: Worker) -> None:
     from prometheus_client.exposition import ThreadingWSGIServer
 
     class Server(ThreadingWSGIServer):
+        """Each connection has a thread and a file, so only so many are open: a further one ends
+        the one that is open longest, and a probe is answered whoever else is connected."""
+
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        lock = threading.Lock()
+        opened: dict[Any, None] = {}  # noqa: RUF012 - there is one server
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            with self.lock:
+                if len(self.opened) >= _PROBES_MAX:
+                    longest = next(iter(self.opened))
+                    del self.opened[longest]
+                    with suppress(OSError):
+                        longest.shutdown(socket.SHUT_RDWR)
+                self.opened[request] = None
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            with self.lock:
+                self.opened.pop(request, None)
+            super().shutdown_request(request)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A connection that breaks is not worth a line either."""
 
     class Silent(WSGIRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002

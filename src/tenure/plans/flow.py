@@ -193,6 +193,8 @@ class StoredFlows:
 
     async def _expire(self, last: Step) -> None:
         """The last step is done, so the results are not needed any more."""
-        groups = [f"flow:{last.flow}:{at}" for at in range(last.stage)]
-        for group in (f"flow:{last.flow}", *groups) if last.stage else ():
+        # An id can name a stage that was never stored; the records say how many there are.
+        stages = min(last.stage, await self._records.size(f"flow:{last.flow}")) if last.stage else 0
+        groups = [f"flow:{last.flow}:{at}" for at in range(stages)]
+        for group in (f"flow:{last.flow}", *groups) if stages else ():
             await self._records.expire(group, ENDED_KEEP_MS)

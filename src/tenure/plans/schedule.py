@@ -23,6 +23,8 @@ from tenure.core.seam import Records
 GROUP = "schedules"
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 100 * 366 * 86_400
+STORED_BYTES_MAX = 4 << 20
+"""Of all schedules of a queue together: every round of upkeep reads them."""
 LATE_MS = 60_000
 """With `missed="skip"`, a time that passed longer ago than this makes no job."""
 
@@ -168,7 +170,14 @@ class StoredSchedules:
                 after = msgspec.structs.replace(
                     after, next_ms=next_ms, last_ms=kept.last_ms, last_id=kept.last_id
                 )
-            if await self._records.swap(GROUP, schedule.name, before, _written(after)):
+            written = _written(after)
+            size = sum(map(len, found.values())) - len(before) + len(written)
+            if size > STORED_BYTES_MAX and len(written) > len(before):
+                raise UsageError(
+                    f"schedule {schedule.name!r}: the schedules of a queue have {STORED_BYTES_MAX} "
+                    "characters together; remove one, or store a reference in the payload"
+                )
+            if await self._records.swap(GROUP, schedule.name, before, written):
                 return after
         raise Conflict(f"schedule {schedule.name!r} is being changed by others; try again")
 

@@ -37,7 +37,7 @@ _BATCH_MAX = 2_000
 _SLICE = 250
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 # A requester that could take such an id could take the place of a scheduled or chained job.
-_PLANNED_ID = re.compile(r"@[0-9.]+\Z")
+_PLANNED_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}@[0-9]+(\.[0-9]+)?")
 _INT_MAX = 2**31 - 1
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
@@ -229,7 +229,7 @@ def _row(settings: QueueSettings, job: NewJob, job_id: str) -> tuple[Any, ...]:
 def _check_id(job: NewJob, job_id: str) -> None:
     if job.job_id and not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"job id {job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ : -")
-    if job.requester and _PLANNED_ID.search(job.job_id):
+    if job.requester and _PLANNED_ID.fullmatch(job.job_id):
         raise UsageError(
             f"job id {job_id[:140]!r}: an @ and a number at the end are for the jobs of schedules "
             "and chains; choose another id"

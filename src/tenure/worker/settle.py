@@ -52,7 +52,7 @@ _LAST_MS = 2_000  # before a job expires; some stores promote due jobs once a se
 _STEPS = 10  # the first delay is at most a tenth of the limit
 _TIMES_MIN = 4  # hand-backs before a job fails, however slow the store is
 _LOG_EVERY_S = 60.0
-_NAMES_MAX = 1_000
+_NAMES_MAX = 100
 _JOBS_MAX = 100_000
 
 
@@ -259,13 +259,15 @@ class UnknownTasks:
         name = (lease.queue, lease.job_id)
         # Taken out and put back, so that the first entry of the dict is the oldest.
         seen = self._jobs.pop(name, None) or _HandedBack(now)
-        failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
         delay_ms = self._delay_ms(lease, seen, now)
-        self._log(attempt, now, delay_ms=delay_ms)
+        logged = self._log(attempt, now, delay_ms=delay_ms)
         if not delay_ms:
+            failure = failure_of(UnknownTask(self._tasks.nearest(lease.task)), retryable=False)
             return Outcome(lease, "bury", failure=failure)
         if not seen.times:
-            report(_log_line(lease, f"{failure.message}; the job is handed back"))
+            # To find the nearest name takes milliseconds, so not for every job.
+            why = self._tasks.nearest(lease.task) if logged else f"no handler for {lease.task!r}"
+            report(_log_line(lease, f"{why}; the job is handed back"))
         seen.times += 1
         if len(self._jobs) >= _JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
@@ -283,20 +285,28 @@ class UnknownTasks:
         delay_ms = hand_back_ms(seen.times, self._limit_ms)
         return delay_ms + round(delay_ms / 4 * self._rng.random())  # jitter
 
-    def _log(self, attempt: Attempt, now: float, *, delay_ms: int) -> None:
-        """Once a minute for each name."""
-        lease = attempt.lease
-        if now - self._logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
-            return
-        if len(self._logged) >= _NAMES_MAX:
-            self._logged.clear()
-        self._logged[lease.task] = now
+    def _log(self, attempt: Attempt, now: float, *, delay_ms: int) -> bool:
+        """Once a minute for each name, and for so many names: submitters choose them.
+
+        Whether it was logged.
+        """
+        lease, logged = attempt.lease, self._logged
+        if now - logged.get(lease.task, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return False
+        logged.pop(lease.task, None)
+        if len(logged) >= _NAMES_MAX:
+            oldest = next(iter(logged))
+            if now - logged[oldest] < _LOG_EVERY_S:
+                return False
+            del logged[oldest]
+        logged[lease.task] = now
         log.warning(
             "task_unknown",
             **attempt_facts(attempt),
             nearest=self._tasks.close(lease.task),
             handed_back_ms=delay_ms,
         )
+        return True
 
 
 _USAGE_TRIES = 2  # a UsageError is final when it is repeated

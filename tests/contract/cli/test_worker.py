@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -267,6 +268,25 @@ def test_health_is_served_beside_the_metrics_on_the_address_that_was_chosen(
     assert answer(free_port, "/", "127.0.0.2")[0] == 404
     with pytest.raises(ConnectionRefusedError):
         answer(free_port, "/livez")
+
+
+def test_connections_that_ask_nothing_cost_a_worker_little_and_keep_no_probe_waiting(
+    start: Start, tmp_path: Path, free_port: int
+) -> None:
+    worker = start("worker", app(tmp_path), "--metrics-port", str(free_port))
+    worker.heard("worker starts")
+    with ExitStack() as opened:
+        for number in range(200):
+            peer = socket.create_connection(("127.0.0.1", free_port), timeout=30)
+            opened.enter_context(peer)
+            peer.sendall(b"GET /livez HTTP/1.1\r\n")
+            if not number:
+                first = peer
+        assert first.recv(100) == b"", "the longest open connection is ended"
+        assert answer(free_port, "/livez")[0] == 200
+        threads = Path(f"/proc/{worker.process.pid}/task")
+        wait_until(lambda: len(list(threads.iterdir())) < 100)
+    assert answer(free_port, "/livez")[0] == 200
 
 
 def test_a_worker_that_drains_is_live_but_not_ready(

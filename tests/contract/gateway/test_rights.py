@@ -502,6 +502,18 @@ async def test_a_key_for_one_stream_that_names_none_writes_into_no_other(town: T
     assert (await admin.post(f"/v1/plane/jobs/{job_id}/cancel")).status == 404
 
 
+async def test_a_tenant_cannot_take_the_ids_of_schedules_and_chains(town: Town) -> None:
+    """Under such an id its job would be taken for that of the schedule, or of the chain."""
+    _, web = await town.key("jobs:write", "jobs:read", "jobs:work")
+    for job_id in ("nightly@1795024210000", "import-17@0.7", "x@99999.0"):
+        reply = await web.post("/v1/plane/jobs", {"payload": 1, "job_id": job_id})
+        assert (reply.status, "chains" in reply.json["detail"]) == (422, True), reply.body
+        await web.post("/v1/plane/jobs", {"jobs": [{"payload": 1, "job_id": job_id}]})
+        assert (await web.get(f"/v1/plane/jobs/{job_id}")).status == 404
+    for job_id in ("me@example", "a@b.1", "17@1.0.1", "a:b@1"):
+        assert (await web.post("/v1/plane/jobs", {"payload": 1, "job_id": job_id})).status == 202
+
+
 @pytest.mark.clause("P-20")
 async def test_a_worker_for_one_stream_does_not_learn_of_jobs_in_others(town: Town) -> None:
     _, web = await town.key("jobs:work", "stream:b")

@@ -13,6 +13,7 @@ from tenure.core.job import Missed, NewJob, Schedule, Submitted
 from tenure.core.registry import open_ledger, open_queue
 from tenure.plans.schedule import (
     LATE_MS,
+    STORED_BYTES_MAX,
     StoredSchedules,
     due_times,
     last_time,
@@ -179,3 +180,20 @@ async def test_a_job_that_the_queue_refuses_is_shown_as_the_schedule_s_error() -
     assert moved.error == "no such stream"
     (shown,) = await open_ledger("memory://schedule-refused").features.schedules.list()  # type: ignore[union-attr]
     assert shown == moved
+
+
+async def test_the_schedules_of_a_queue_have_a_size_together() -> None:
+    ledger = open_ledger("memory://schedule-sizes")
+    schedules = ledger.features.schedules
+    assert schedules is not None
+    large = NewJob(task="report", payload=b'"%b"' % (b"x" * (STORED_BYTES_MAX // 4)))
+    for number in range(3):
+        await schedules.put(new_schedule(large, name=f"s{number}", every_s=60))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="together; remove one"):
+            await schedules.put(new_schedule(large, name="s3", every_s=60))
+    await schedules.put(new_schedule(JOB, name="s4", every_s=60))
+    await schedules.put(new_schedule(large, name="s0", every_s=90))
+    assert await schedules.remove("s1")
+    await schedules.put(new_schedule(large, name="s3", every_s=60))
+    await ledger.close()

@@ -32,13 +32,19 @@ class Worker:
         )
 
     def meet(
-        self, *, fence: int = 1, job_id: str = "j", attempt: int = 1, ttl_ms: int = 0
+        self,
+        *,
+        fence: int = 1,
+        job_id: str = "j",
+        attempt: int = 1,
+        ttl_ms: int = 0,
+        task: str = "rendre",
     ) -> Outcome:
         now_ms = round(self.now_s * 1000)
         lease = Lease(
             job_id=job_id,
             queue="q",
-            task="rendre",
+            task=task,
             payload=b"{}",
             attempt=attempt,
             max_attempts=1,
@@ -119,6 +125,27 @@ def test_the_log_names_job_task_and_nearest_name_once_a_minute() -> None:
     assert [line["event"] for line in lines] == ["task_unknown"] * 2
     assert (lines[0]["job_id"], lines[0]["task"], lines[0]["nearest"]) == ("j", "rendre", "render")
     assert len(worker.said) == 1
+
+
+def test_the_log_names_so_many_unknown_tasks_a_minute_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker()
+    searched: list[str] = []
+
+    def close(_: Tasks, name: str) -> str:
+        searched.append(name)
+        return ""
+
+    monkeypatch.setattr(Tasks, "close", close)
+    with capture_logs() as lines:
+        for minute in range(3):
+            worker.now_s += 61
+            for number in range(500):
+                worker.meet(job_id=f"j{number}", task=f"t{minute}-{number}")
+            assert len(lines) == 100 * (minute + 1)
+    assert {line["event"] for line in lines} == {"task_unknown"}
+    assert len(searched) <= 600, "the nearest name is slow to find"
 
 
 def test_a_short_limit_leaves_room_for_several_hand_backs() -> None:
