@@ -192,6 +192,7 @@ def _serve_metrics(host: str, port: int, worker: Worker) -> None:
         the one that is open longest, and a probe is answered whoever else is connected."""
 
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        request_queue_size = 128  # five by default, which lets in six connections a second
         lock = threading.Lock()
         opened: dict[Any, None] = {}  # noqa: RUF012 - there is one server
 
