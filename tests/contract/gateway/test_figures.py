@@ -137,7 +137,7 @@ def test_figures_that_every_gateway_reports_are_not_added_up() -> None:
 
 
 def test_panels_and_alerts_ask_for_outcomes_and_states_that_there_are() -> None:
-    known = {"outcome": set(VERDICT_NAMES.values()), "state": set(STATES)}
+    known: dict[str, set[str]] = {"outcome": {*VERDICT_NAMES.values()}, "state": {*STATES}}
     for label, words in known.items():
         asked = {
             word
