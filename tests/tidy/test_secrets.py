@@ -20,6 +20,7 @@ NO_SECRETS = MADE_UP | {
     "canary-of-another-tenant": "what a caged program tries to read",
     "BEGIN PRIVATE KEY": "the head of a key that has no key, which redaction masks",
     "streams+redis://:***@127.0.0.1:21034/0`. While `tenure up": "a URL that is masked",
+    "tenure": "the name of a Secret of Kubernetes, which is not in the files",
     "succeeded": "a state of jobs, given in the place of a password",
     "whsec_": "how every secret of a webhook begins",
     "0123456789ABCDEFGHJKMNPQRSTVWXYZ": "the alphabet of ULIDs",

@@ -233,12 +233,12 @@ def test_the_three_commands_of_the_plane_are_a_plane_a_worker_and_a_job(
 # --- scaling -------------------------------------------------------------------------------------
 
 
-@pytest.mark.runs("docs/operating/observability.md:yaml")
 def test_the_trigger_for_keda_reads_a_number_of_a_gateway(
     started: Callable[..., Program], queue_url: str, free_port: int
 ) -> None:
-    (block,) = commands("docs/operating/observability.md", "yaml")
-    (trigger,) = yaml.safe_load(block)["triggers"]
+    path = ROOT / "deploy" / "kubernetes" / "keda" / "scaledobject.yaml"
+    *_, scaled = yaml.safe_load_all(path.read_text())
+    (trigger,) = scaled["spec"]["triggers"]
     assert (trigger["type"], trigger["metadata"]["authMode"]) == ("metrics-api", "apiKey")
     words = ["gateway", "--queue", queue_url, "--port", str(free_port)]
     key = json.loads(

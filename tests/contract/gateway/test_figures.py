@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana get: names by the conventions, and no panel over a missing metric."""
+"""What Prometheus and Grafana get: good names, and no panel or alert over a missing metric."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.core.outcome import VERDICT_NAMES
+from tenure.core.portable import STATES
 from tenure.worker.events import Metrics
 from tests.contract.gateway.conftest import Site
 
 ROOT = Path(__file__).parents[3]
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "tenure.json").read_text())
+MONITORING = ROOT / "deploy" / "kubernetes" / "monitoring"
+RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+PANELS = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+EXPRESSIONS = [*PANELS, *(rule["expr"] for rule in ALERTS)]
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 # What a name counts or measures when it has no unit: things, or yes and no.
 PLAIN = re.compile(r"tenure_(queue_(depth|workers|paused)|store_up|sse_clients|slots(_used)?)$")
@@ -28,6 +35,7 @@ def worker_page() -> str:
     registry = CollectorRegistry()
     metrics = Metrics(registry, lambda: (1, 2))
     tally = metrics.tally("q", "t")
+    metrics.quarantined["q"] = 1
     tally.started, tally.retried, tally.lost = 3, 1, 1
     tally.finished = dict.fromkeys(VERDICT_NAMES.values(), 1)
     tally.wait.observe(0.02)
@@ -62,48 +70,100 @@ async def test_every_name_follows_the_conventions(pages: dict[str, str]) -> None
     assert not problems, problems
 
 
-async def test_promtool_has_nothing_to_say(pages: dict[str, str]) -> None:
-    """bin/test brings it; whoever calls pytest without has not seen this hold."""
-    promtool = shutil.which("promtool", path=f"{os.environ['PATH']}:{ROOT / '.tools'}")
-    if promtool is None:
+def promtool() -> str:
+    """bin/test brings it; whoever calls pytest without has not seen these tests hold."""
+    found = shutil.which("promtool", path=f"{os.environ['PATH']}:{ROOT / '.tools'}")
+    if found is None:
         pytest.skip("no promtool on PATH nor in .tools: bin/test brings it")
+    return found
+
+
+async def test_promtool_has_nothing_to_say(pages: dict[str, str]) -> None:
     for page in pages.values():
         done = subprocess.run(
-            [promtool, "check", "metrics"], input=page, capture_output=True, text=True
+            [promtool(), "check", "metrics"], input=page, capture_output=True, text=True
         )
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-async def test_every_panel_of_the_board_asks_for_a_metric_that_there_is(
+def labels_by_metric(pages: dict[str, str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for page in pages.values():
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+async def test_every_panel_and_alert_asks_for_metrics_and_labels_that_there_are(
     pages: dict[str, str],
 ) -> None:
-    there = {
-        sample.name
-        for page in pages.values()
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    }
-    there |= {f"{name}_bucket" for name in there}
-    asked = {
-        name
-        for panel in BOARD["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"tenure_[a-z_]+", target["expr"])
-    }
-    assert asked - there == set()
-    assert len(asked) >= 12
+    there = labels_by_metric(pages)
+    for expression in EXPRESSIONS:
+        asked = re.findall(r"(tenure_[a-z_]+)(?:\{([^}]*)\})?", expression)
+        assert asked, expression
+        for name, selector in asked:
+            assert name in there, name
+            assert set(re.findall(r"(\w+)=", selector)) <= there[name], expression
+        grouped = re.findall(r"(?:by|on) \(([^)]*)\)", expression)
+        labels = set().union(*(there[name] for name, _ in asked))
+        assert {word for words in grouped for word in words.split(", ")} <= labels, expression
+    assert len({name for each in EXPRESSIONS for name in re.findall(r"tenure_[a-z_]+", each)}) > 15
 
 
-def test_the_board_asks_for_outcomes_that_there_are() -> None:
-    asked = {
-        outcome
-        for panel in BOARD["panels"]
-        for target in panel["targets"]
-        for outcomes in re.findall(r'outcome=~?"([^"]+)"', target["expr"])
-        for outcome in outcomes.split("|")
+async def test_the_variables_of_the_board_are_labels_and_all_are_used(
+    pages: dict[str, str],
+) -> None:
+    there = labels_by_metric(pages)
+    variables = {each["name"]: each["query"] for each in BOARD["templating"]["list"]}
+    for query in variables.values():
+        metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        assert label in there[metric]
+    used = {
+        (label, name) for each in PANELS for label, name in re.findall(r'(\w+)=~"\$(\w+)"', each)
     }
-    assert asked
-    assert asked <= set(VERDICT_NAMES.values())
+    assert {name for _, name in used} == set(variables)
+    assert all(label == name for label, name in used)
+
+
+def test_figures_that_every_gateway_reports_are_not_added_up() -> None:
+    shared = r"tenure_(?:queue_\w+|oldest_waiting_seconds|store_up)"
+    for expression in EXPRESSIONS:
+        for match in re.finditer(shared, expression):
+            before = expression[: match.start()]
+            assert re.search(r"(max|min)(?: by \([^)]*\))? \($|(max|min|absent)\($", before), (
+                expression
+            )
+
+
+def test_panels_and_alerts_ask_for_outcomes_and_states_that_there_are() -> None:
+    known: dict[str, set[str]] = {"outcome": {*VERDICT_NAMES.values()}, "state": {*STATES}}
+    for label, words in known.items():
+        asked = {
+            word
+            for expression in EXPRESSIONS
+            for given in re.findall(rf'\b{label}=~?"([^"]+)"', expression)
+            for word in given.split("|")
+        }
+        assert asked
+        assert asked <= words
+
+
+def test_the_alerts_fire_as_their_tests_say(tmp_path: Path) -> None:
+    """Every alert has a test in which it fires; promtool runs them."""
+    (tmp_path / "tenure.rules.yaml").write_text(yaml.safe_dump(RULES))
+    tests = yaml.safe_load((MONITORING / "rules.test.yaml").read_text())
+    fired = {
+        case["alertname"]
+        for each in tests["tests"]
+        for case in each.get("alert_rule_test", [])
+        if case["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in ALERTS}
+    shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
+    for words in (["check", "rules", "tenure.rules.yaml"], ["test", "rules", "rules.test.yaml"]):
+        done = subprocess.run([promtool(), *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_board_can_be_imported_into_any_grafana() -> None:
