@@ -1,8 +1,9 @@
 """What the built documentation has besides the files of docs/, as hooks of MkDocs.
 
-The navigation is made of the folders of docs/, so a new page is in it by itself. Files of the
-project that a page links to come along, and links between all of them are made to fit. The page of
-a contract ends with its clauses and the tests that prove each, read from the tests' marks.
+The navigation is made from the folders of docs/, so it includes every new page. Files of the
+project that a page links to are included, and links between all of them are adapted. The page of
+a contract ends with its clauses and the tests that prove each, read from the tests' marks. Rows of
+error codes and log events get anchors. Pages with diagrams load Mermaid from the site itself.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.tidy.clauses import CLAUSE_LINE, proofs  # noqa: E402
-from tests.tidy.reading import CONTRACTS, shown  # noqa: E402
+from tests.tidy.reading import CONTRACTS, coded_row, row_anchor, shown  # noqa: E402
 
 FOLDERS = {
     "start": "Start",
@@ -41,15 +44,17 @@ PROJECT = {
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z][a-z0-9+.-]*:|#)([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
+MERMAID = "assets/mermaid.js"  # the theme would load it from a CDN
+ANCHORED = {"reference/errors.md", "reference/logs.md"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation: what docs/ holds, by purpose."""
     docs = ROOT / "docs"
-    unknown = {path.name for path in docs.iterdir() if path.is_dir()} - FOLDERS.keys()
+    unknown = {path.relative_to(docs).parts[0] for path in docs.glob("*/**/*.md")} - FOLDERS.keys()
     if unknown:
         raise SystemExit(f"bin/site.py: say in FOLDERS where docs/{unknown.pop()} belongs")
-    nav: list[dict[str, object]] = [{"Tenure": "index.md"}]
+    nav: list[dict[str, object]] = [{"Home": "index.md"}]
     for folder, title in FOLDERS.items():
         found = sorted(
             (docs / folder).rglob("*.md"), key=lambda path: (path.name != "index.md", path)
@@ -74,6 +79,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(known):
         if not path.is_relative_to(ROOT / "docs"):
             files.append(File.generated(config, address(path), content=path.read_bytes()))
+    files.append(File.generated(config, MERMAID, content=mermaid()))
     aside = {address(path) for path in known} - {"index.md", *PROJECT}
     for file in files.documentation_pages():
         if file.src_uri in aside and not file.abs_src_path:
@@ -87,7 +93,38 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     contract = CONTRACTS / source.stem / "SPEC.md"
     if source.parent == ROOT / "docs" / "contracts" and contract.exists():
         markdown += clause_table(contract)
+    if page.file.src_uri in ANCHORED:
+        markdown = anchored(markdown)
     return outside_code(markdown, lambda text: LINK.sub(lambda match: led(match, source), text))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """A page with a diagram loads Mermaid before the theme looks for it."""
+    if 'class="mermaid"' not in output:
+        return output
+    source = get_relative_url(MERMAID, page.url)
+    return output.replace("</head>", f'<script src="{source}"></script></head>', 1)
+
+
+def mermaid() -> bytes:
+    """Mermaid itself, which the package `mermaidx` contains."""
+    spec = find_spec("mermaidx")
+    if spec is None or spec.origin is None:
+        raise SystemExit("bin/site.py: the package mermaidx is not installed: run bin/setup again")
+    return (Path(spec.origin).parent / "assets" / "mermaid.js").read_bytes()
+
+
+def anchored(markdown: str) -> str:
+    """Rows that begin with a code, each with an anchor of that name; the first one has it."""
+    seen: set[str] = set()
+    lines = []
+    for line in markdown.split("\n"):
+        code = coded_row(line)
+        if code and row_anchor(code) not in seen:
+            seen.add(row_anchor(code))
+            line = line.replace(f"`{code}`", f"`{code}`{{ #{row_anchor(code)} }}", 1)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def led(match: re.Match[str], source: Path) -> str:

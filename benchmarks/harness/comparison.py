@@ -1,98 +1,189 @@
-"""The figures of docs/concepts/comparison.md, taken from the tables in results/ and nowhere else.
+"""The figures of docs/concepts/comparison.md and of the README, taken from results/ alone.
 
-`run.py` brings the page up to date whenever it writes into results/; a test holds the two together.
+`run.py` brings both up to date whenever it writes into results/; a test holds them to the results.
 By hand: `python benchmarks/run.py --page`.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results"
 PAGE = BENCHMARKS.parent / "docs" / "concepts" / "comparison.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-# What people ask first comes first; a scenario that is not here follows by its name.
-ORDER = ("noop", "latency", "enqueue", "kill", "bullmq", "depth", "omniq", "inbox", "sse", "rss")
+README = BENCHMARKS.parent / "README.md"
+FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
+SPEED = ("<!-- speed: begin -->", "<!-- speed: end -->")
+HEAD = ("measured", "Tenure", "best other system", "Tenure / other", "raw results")
+_OWN = re.compile(r"tenure|bare_")  # no peers: our own contenders, and our scripts without a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the page: which cell of a scenario's table it shows.
+
+    own       our contender
+    lower     a lower figure is better
+    others    the contenders that are not ours; empty: all but our own
+    """
+
+    scenario: str
+    question: str
+    column: str
+    own: str = "tenure"
+    lower: bool = False
+    others: tuple[str, ...] = ()
+
+
+FIGURES_SHOWN = (
+    Figure("noop", "no-op jobs per second, one worker process", "jobs/s"),
+    Figure("latency", "submit to start at 100 jobs/s, p99 in ms", "p99 ms", lower=True),
+    Figure("enqueue", "jobs submitted per second, one producer", "best of them/s"),
+    Figure("kill", "of 1,000 jobs, not done 60 s after `kill -9`", "not done", lower=True),
+    Figure("rss", "memory of a worker after its jobs, MB", "all processes MB", lower=True),
+    Figure("bullmq", "jobs per second on a BullMQ queue", "jobs/s at 100", "tenure_bullmq"),
+    Figure(
+        "depth",
+        "Redis CPU per job, 1,000,000 others waiting, us",
+        "us/job, 1,000,000 waiting",
+        "tenure_bullmq",
+        lower=True,
+    ),
+    Figure("omniq", "jobs per second on an OmniQ queue", "jobs/s", "tenure_omniq"),
+    Figure("inbox", "jobs per second on PostgreSQL", "jobs/s", "tenure_inbox"),
+    Figure("plane", "jobs per second over HTTP", "jobs/s", "tenure_plane"),
+    Figure("sse", "live event to 5,000 browsers, p99 in ms", "p99 ms", lower=True),
+    Figure("webhooks", "signed webhooks per second", "deliveries/s", "tenure_inbox_events"),
+    Figure(
+        "claims",
+        "p99 of a claim with 1,000,000 scheduled jobs, ms",
+        "later, many",
+        "tenure_inbox",
+        lower=True,
+    ),
+    Figure("pipeline_capture", "events captured per second", "events/s", others=("plain python",)),
+    Figure("pipeline_audit", "events audited per second", "events/s", others=("duckdb", "polars")),
+    Figure(
+        "pipeline_enqueue", "rows enqueued per second by Spark", "jobs/s", "postgres", others=("-",)
+    ),
+)
 
 
 def refreshed(page: str, folder: Path = RESULTS) -> str:
     """The page with the figures that `folder` holds now."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"the page needs the lines {BEGIN} and {END}")
-    parts = [_section(path) for path in _ranked(folder)]
-    return f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
+    lines = [_row(HEAD), _row(["---"] * len(HEAD))]
+    lines += [_row(_cells(figure, folder)) for figure in _figures(folder)]
+    return _between(page, FIGURES, "\n\n" + "\n".join([*lines, "", *_missed(folder)]) + "\n\n")
 
 
-def write_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Bring the page up to date."""
+def speed(readme: str, folder: Path = RESULTS) -> str:
+    """The README with the sentence about the headline figure."""
+    own, other, ratio = _compared(FIGURES_SHOWN[0], folder)
+    everywhere = sorted(
+        float(_compared(FIGURES_SHOWN[0], path.parent)[2]) for path in folder.rglob("noop.md")
+    )
+    return _between(
+        readme,
+        SPEED,
+        f"\n  One worker process runs {own} no-op jobs per second, {ratio} times as many as the\n"
+        f"  fastest other Python queue that we measured, {other}, and {everywhere[0]} to {everywhere[-1]}\n"
+        "  times on other servers. [Raw results](benchmarks/results/noop.md),\n"
+        "  [all comparisons](docs/concepts/comparison.md).\n  ",
+    )
+
+
+def write_page(folder: Path = RESULTS, page: Path = PAGE, readme: Path = README) -> None:
+    """Bring the page and the README up to date."""
     page.write_text(refreshed(page.read_text(), folder))
+    readme.write_text(speed(readme.read_text(), folder))
 
 
-def _ranked(folder: Path) -> list[Path]:
-    known = {name: at for at, name in enumerate(ORDER)}
-    return sorted(folder.glob("*.md"), key=lambda path: (known.get(path.stem, 99), path.stem))
+def _between(text: str, marks: tuple[str, str], new: str) -> str:
+    before, _, rest = text.partition(marks[0])
+    _, found, after = rest.partition(marks[1])
+    if not found:
+        raise ValueError(f"the page needs {marks[0]} and {marks[1]}")
+    return f"{before}{marks[0]}{new}{marks[1]}{after}"
 
 
-def _section(path: Path) -> str:
-    lines = path.read_text().splitlines()
-    title = lines[0].removeprefix("# ")
-    run = _run_of(lines)
-    source = f"../../benchmarks/results/{path.name}"
-    table = [_medians(line) for line in lines if line.startswith("|")]
-    notes = [line for line in lines if line.startswith("- ")]
-    elsewhere = _elsewhere(path, _facts(run)["redis"])
-    head = [f"### {title}", "", f"{_when(run)} [All of it]({source}).", ""]
-    return "\n".join([*head, *table, "", *notes, *elsewhere])
+def _figures(folder: Path) -> list[Figure]:
+    """Those of the list, then the headline figure of each scenario that it lacks."""
+    known = [figure for figure in FIGURES_SHOWN if (folder / f"{figure.scenario}.md").exists()]
+    new = sorted({path.stem for path in folder.glob("*.md")} - {each.scenario for each in known})
+    return known + [_headline(stem, (folder / f"{stem}.md").read_text()) for stem in new]
 
 
-def _elsewhere(path: Path, here: str) -> list[str]:
-    """What came of the scenario's goals on other servers: each has a folder that bears its name."""
-    told = []
-    for other in sorted(path.parent.glob(f"*/{path.name}")):
-        lines = other.read_text().splitlines()
-        run = _run_of(lines)
-        goals = [
-            line.removeprefix("- ")
-            for line in lines
-            if re.search(r"\((met|\*\*missed\*\*)\)$", line)
-        ]
-        source = f"../../benchmarks/results/{other.parent.name}/{other.name}"
-        told.append(f"- [{_facts(run)['redis']}]({source}), {_size(run)}: {'; '.join(goals)}")
-    return ["", f"That was on {here}. The same on other servers:", "", *told] if told else []
+def _headline(stem: str, text: str) -> Figure:
+    table = _table(text)
+    column = list(next(iter(table.values())))[-1].removesuffix(" / best peer")
+    own = next((name for name in table if name.startswith("tenure")), next(iter(table)))
+    return Figure(stem, text.splitlines()[0].removeprefix("# "), column, own)
 
 
-def _run_of(lines: list[str]) -> str:
-    return next(line for line in lines if line.startswith("Median (lowest to highest)"))
+def _cells(figure: Figure, folder: Path) -> list[str]:
+    own, other, ratio = _compared(figure, folder)
+    name = f"{figure.scenario}.md"
+    servers = [path.parent.name for path in sorted(folder.glob(f"*/{name}"))]
+    links = [
+        f"[{figure.scenario}](../../benchmarks/results/{name})",
+        *(f"[{each}](../../benchmarks/results/{each}/{name})" for each in servers),
+    ]
+    return [figure.question, own, other, ratio, ", ".join(links)]
 
 
-def _facts(run: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+): ([^,]+)", run))
+def _compared(figure: Figure, folder: Path) -> tuple[str, str, str]:
+    """Our figure, the best other one with its name, and the ratio of the two."""
+    table = _table((folder / f"{figure.scenario}.md").read_text())
+    own = table[figure.own][figure.column]
+    others = {
+        name: row[figure.column]
+        for name, row in table.items()
+        if (name in figure.others if figure.others else not _OWN.match(name))
+        and _number(row[figure.column]) is not None
+    }
+    if not others:
+        return own, "not measured", "-"
+    best = (min if figure.lower else max)(others, key=lambda name: _number(others[name]) or 0.0)
+    mine, peer = _number(own) or 0.0, _number(others[best])
+    return own, f"{others[best]} ({best})", f"{mine / peer:.1f}" if mine and peer else "-"
 
 
-def _size(run: str) -> str:
-    return run.split("; ", 1)[1].split(". ", 1)[0]
+def _table(text: str) -> dict[str, dict[str, str]]:
+    """The medians of a result's table, by contender and column."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(head, map(_median, row), strict=True)) for row in rows}
 
 
-def _when(run: str) -> str:
-    """Date, size and machine of a run, without what only its own page needs.
+def _median(cell: str) -> str:
+    """A cell without the lowest and the highest.
 
-    >>> _when("Median (lowest to highest) of the rounds; size 9, rounds 3. date: 2026-01-02 03:04 "
-    ...       "UTC, cores: 2, cpu: AMD EPYC, memory: 24.7 GB, python: 3.11.7, aof: off, load x.")
-    'Measured 2026-01-02, size 9, rounds 3, on 2 cores of AMD EPYC with Python 3.11.7.'
+    >>> _median("139 (112 to 180)")
+    '139'
     """
-    facts = _facts(run)
-    machine = f"on {facts['cores']} cores of {facts['cpu']} with Python {facts['python']}"
-    return f"Measured {facts['date'].split()[0]}, {_size(run)}, {machine}."
+    return re.sub(r" \([\d.,]+ to [\d.,]+\)", "", cell)
 
 
-def _medians(row: str) -> str:
-    """A row of a table without the lowest and the highest.
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell.replace(",", ""))
+    except ValueError:
+        return None
 
-    >>> _medians("| rq | 139 (112 to 180) | 0.06 |")
-    '| rq | 139 | 0.06 |'
-    """
-    return re.sub(r" \([\d.,]+ to [\d.,]+\)", "", row)
+
+def _missed(folder: Path) -> list[str]:
+    """The goals that were missed, on whichever server."""
+    missed = []
+    for path in sorted(folder.rglob("*.md")):
+        source = path.relative_to(folder)
+        for line in path.read_text().splitlines():
+            if line.endswith("(**missed**)"):
+                goal = line.removeprefix("- ").removesuffix(" (**missed**)")
+                missed.append(f"- {goal} ([{source}](../../benchmarks/results/{source}))")
+    return ["Goals that we missed:", "", *missed] if missed else ["Every goal was met."]
+
+
+def _row(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"

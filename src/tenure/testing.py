@@ -117,7 +117,7 @@ async def run_task(task: Task[..., Any], /, *, job: FakeJob | None = None, **pay
 
 
 class Clock:
-    """Time of a queue in memory: it passes as usual, and further when it is told to."""
+    """Time of a queue in memory: it passes as usual, and further with `advance`."""
 
     def __init__(self) -> None:
         self._ahead_ms = 0

@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -72,3 +73,14 @@ def contract_folders() -> list[Path]:
 def module_name(path: Path) -> str:
     parts = path.relative_to(SRC).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def coded_row(line: str) -> str:
+    """The code that a row of a table begins with: an error code or a log event."""
+    match = re.match(r"\| `([^`]+)` \|", line)
+    return match[1] if match else ""
+
+
+def row_anchor(code: str) -> str:
+    """The anchor of such a row in the built site; codes keep their underscores and their case."""
+    return re.sub(r"[^\w]+", "-", code).strip("-")

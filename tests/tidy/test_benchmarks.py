@@ -88,22 +88,36 @@ def test_every_peer_pins_every_package_of_its_environment() -> None:
 
 def test_the_comparison_shows_the_figures_of_the_committed_results() -> None:
     """All of them, also where a goal was missed; after new results: `benchmarks/run.py --page`."""
-    page = comparison.PAGE.read_text()
+    page, readme = comparison.PAGE.read_text(), comparison.README.read_text()
     assert page == comparison.refreshed(page), "run python benchmarks/run.py --page"
+    assert readme == comparison.speed(readme), "run python benchmarks/run.py --page"
     for path in comparison.RESULTS.rglob("*.md"):
         assert f"(../../benchmarks/results/{path.relative_to(comparison.RESULTS)})" in page
-    assert len(re.findall(r"^Measured 20\d\d-\d\d-\d\d, size ", page, re.MULTILINE)) >= 6
+        missed = len(re.findall(r"\(\*\*missed\*\*\)$", path.read_text(), re.MULTILINE))
+        source = f"[{path.relative_to(comparison.RESULTS)}]"
+        assert sum(source in line for line in page.splitlines()) == missed
 
 
-def test_a_changed_figure_makes_the_comparison_another_one(tmp_path: Path) -> None:
+def test_a_changed_figure_makes_comparison_and_readme_others(tmp_path: Path) -> None:
     shutil.copytree(comparison.RESULTS, tmp_path, dirs_exist_ok=True)
-    page = comparison.PAGE.read_text()
+    page, readme = comparison.PAGE.read_text(), comparison.README.read_text()
     assert comparison.refreshed(page, tmp_path) == page
     table = tmp_path / "noop.md"
     table.write_text(table.read_text().replace("| tenure | ", "| tenure | 9"))
     changed = comparison.refreshed(page, tmp_path)
     assert changed != page
     assert comparison.refreshed(changed) == page
+    assert comparison.speed(readme, tmp_path) != readme
+
+
+def test_a_scenario_without_a_row_of_its_own_is_shown_by_its_headline(tmp_path: Path) -> None:
+    (tmp_path / "new.md").write_text(
+        "# Something new\n\n|  | jobs/s | jobs/s / best peer |\n| --- | --- | --- |\n"
+        "| tenure_new | 1,000 (900 to 1,100) | 4.00 |\n| other | 250 (200 to 300) | 1.00 |\n"
+    )
+    marks = "".join(comparison.FIGURES)
+    row = "| Something new | 1,000 | 250 (other) | 4.0 | [new](../../benchmarks/results/new.md) |"
+    assert row in comparison.refreshed(marks, tmp_path)
 
 
 def test_the_tables_and_the_documents_of_results_hold_the_same_figures() -> None:

@@ -2,13 +2,25 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
 from tenure.cli.project import described
-from tests.tidy.reading import ROOT, TESTS, files, listed, shown, text, tree
+from tests.tidy.reading import (
+    ROOT,
+    TESTS,
+    coded_row,
+    files,
+    listed,
+    row_anchor,
+    shown,
+    text,
+    tree,
+)
 
 DOCUMENTS = files(ROOT, "*.md")
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
@@ -48,7 +60,7 @@ def prose(document: Path) -> list[tuple[int, str]]:
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors that a forge makes from headings."""
+    """The anchors that a forge makes from headings, and those of coded rows in the built site."""
     outside = {number for number, _ in prose(document)}
     found: set[str] = set()
     for number, line in enumerate(text(document).splitlines(), 1):
@@ -56,6 +68,8 @@ def anchors(document: Path) -> set[str]:
         if match:
             words = re.sub(r"[^\w\s-]", "", match[1].lower())
             found.add(re.sub(r"\s", "-", words.strip()))
+        if code := coded_row(line):
+            found.add(row_anchor(code))
     return found
 
 
@@ -76,6 +90,13 @@ def test_the_table_of_rights_is_what_the_routes_declare() -> None:
     page = text(ROOT / "docs" / "reference" / "rights.md")
     again = "run: tenure api rights > docs/reference/rights.md"
     assert page == described("rights").decode() + "\n", again
+
+
+def test_the_table_of_features_is_what_the_contracts_declare() -> None:
+    page = text(ROOT / "docs" / "contracts" / "features.md")
+    command = [sys.executable, str(ROOT / "bin" / "features.py")]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert page == made, "run: .venv/bin/python bin/features.py > docs/contracts/features.md"
 
 
 def test_every_fenced_block_of_the_readme_names_its_language() -> None:

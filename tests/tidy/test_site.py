@@ -1,28 +1,24 @@
 """The documentation as it is built: without a warning, whole, and with nothing from elsewhere."""
 
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
 
+from tests.documentation import BUILD_S, COMMAND, built_site
 from tests.tidy.clauses import clauses_of, specs
-from tests.tidy.reading import ROOT, files, text
+from tests.tidy.reading import ROOT, coded_row, files, row_anchor, text
+from tests.tidy.test_public_names import NAMES
+
+pytestmark = pytest.mark.timeout(BUILD_S)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `bin/docs` builds it, in a folder of its own."""
-    folder = tmp_path_factory.mktemp("site")
-    assert "mkdocs build --quiet --strict" in text(ROOT / "bin" / "docs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
-    done = subprocess.run(
-        [*command, "--site-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    return folder
+    """The site as `bin/docs` builds it."""
+    assert " ".join(COMMAND[2:]) in text(ROOT / "bin" / "docs")
+    return built_site(tmp_path_factory)
 
 
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
@@ -31,7 +27,26 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
         name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert (site / name).exists()
         assert f'href="{name}"' in home, f"{name} is not in the navigation"
-    assert "work is never owned, only leased" in home
+    assert "Background jobs for Python" in home
+
+
+def test_the_python_reference_has_every_public_name(site: Path) -> None:
+    """Values such as a default application are not in it: they have no docstring."""
+    page = (site / "reference" / "python.html").read_text()
+    there = set(re.findall(r'<h\d id="([\w.]+)"', page))
+    values = {("tenure.webhooks", "HEADERS"), ("tenure.gateway", "app")}
+    names = {f"{module}.{name}" for module, name in [*NAMES] if (module, name) not in values}
+    lacking = {name for name in names - there if not any(each.endswith(name) for each in there)}
+    assert lacking == set()
+
+
+@pytest.mark.parametrize("name", ["errors", "logs"])
+def test_every_code_and_log_event_has_an_anchor(site: Path, name: str) -> None:
+    page = (site / "reference" / f"{name}.html").read_text()
+    source = text(ROOT / "docs" / "reference" / f"{name}.md")
+    codes = {row_anchor(code) for line in source.splitlines() if (code := coded_row(line))}
+    assert len(codes) > 50
+    assert codes <= set(re.findall(r'<code id="([^"]+)"', page))
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda spec: spec.parent.name)

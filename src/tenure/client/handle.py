@@ -37,7 +37,7 @@ class Handle(Generic[R]):
     """A job by its id: await its result, follow its events, cancel or retry it.
 
     `replayed` says that the submit stored nothing, because the job was there already. Handles cost
-    nothing while nobody awaits them, and any number of them waits on one connection.
+    nothing while no caller awaits them, and any number of them waits on one connection.
     """
 
     __slots__ = ("_connection", "_result_type", "id", "replayed", "task")

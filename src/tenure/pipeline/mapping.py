@@ -56,7 +56,7 @@ def run_task(
     """Run the task for each row; adds `state`, `result` and `error` (JSON), and `attempts`.
 
     The handler gets the row as an object. `key` names the column that tells rows apart; rows with
-    the same key are told apart by their content. A handler must be importable on the executors.
+    the same key are distinguished by their content. A handler must be importable on the executors.
     """
     if key not in rows.columns:
         raise UsageError(f"key: there is no column {key!r}; there are {', '.join(rows.columns)}")

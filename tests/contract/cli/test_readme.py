@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.cli.box import Box
 from tests.contract.cli.conftest import Program
-from tests.contract.cli.pages import ROOT, page
+from tests.contract.cli.pages import ROOT, console, matches, page, run_bash
 
 PAGES = ("README.md", "docs/start/index.md")
+TUTORIAL = "docs/start/tutorial.md"
 
 
 def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
@@ -27,6 +29,7 @@ def test_every_block_has_a_language_that_says_what_happens_to_it() -> None:
             "bash",
             "console",
             "javascript",
+            "mermaid",
             "python",
             "text",
             "toml",
@@ -47,6 +50,13 @@ def up(tmp_path: Path, free_port: int) -> Iterator[Callable[..., Path]]:
     yield begin
     for program in programs:
         program.kill()
+
+
+@pytest.fixture
+def box(tmp_path: Path, free_port: int) -> Iterator[Box]:
+    box = Box(tmp_path / "box", ROOT, redis_port=free_port, gateway_port=free_port + 1)
+    yield box
+    box.stop()
 
 
 @pytest.mark.runs("docs/start/index.md:bash", "docs/start/index.md:python")
@@ -89,8 +99,30 @@ def test_six_lines_of_node_meet_six_lines_of_python() -> None:
 @pytest.mark.runs("README.md:console", "docs/start/index.md:console")
 def test_the_two_commands_are_there() -> None:
     """tests/tidy/test_commands.py runs both, in a copy without network."""
-    for name, wanted in (("README.md", ["bin/up", "bin/test"]), (PAGES[1], ["bin/up"])):
+    for name, wanted in (("README.md", ["git", "bin/up", "bin/test"]), (PAGES[1], ["bin/up"])):
         console = [block.text for block in page(name).blocks if block.language == "console"]
         named = re.findall(r"^\$ (\S+)", "".join(console), re.MULTILINE)
         assert named == wanted
-    assert all(os.access(ROOT / name, os.X_OK) for name in named)
+    assert all(os.access(ROOT / name, os.X_OK) for name in ("bin/up", "bin/test"))
+
+
+@pytest.mark.runs("docs/start/tutorial.md:bash", "docs/start/tutorial.md:python")
+def test_the_tutorial_works_from_a_handler_to_its_test(
+    up: Callable[..., Path], free_port: int
+) -> None:
+    page(TUTORIAL).run(up("--no-samples"), port=free_port)
+
+
+@pytest.mark.runs("docs/start/tutorial.md:console")
+def test_the_worker_of_the_tutorial_is_deployed_and_runs_a_job(
+    box: Box, tmp_path: Path, free_port: int
+) -> None:
+    starts, install, deploy = [b.text for b in page(TUTORIAL).blocks if b.language == "console"]
+    assert console(starts)[0][0] == "bin/up --no-samples"
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    (folder / "deploy").symlink_to(ROOT / "deploy")
+    page(TUTORIAL).write_programs(folder)
+    for command, wanted in [*console(install), *console(deploy)]:
+        said = run_bash(box.here(command), folder, box.environment)
+        assert not wanted or matches(said, wanted), said

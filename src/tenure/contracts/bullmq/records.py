@@ -310,7 +310,7 @@ class QueueEvents:
         return [_event(entry) for entry in reply[0][1]] if reply else []
 
     async def follow(self, *, after: str = "$", wait_ms: int = 10_000) -> AsyncIterator[Event]:
-        """Every event from now on, or after a position, for ever."""
+        """Every event from now on, or after a position, without end."""
         if after == "$":
             after = await self.last()
         while True:
