@@ -45,6 +45,7 @@ PROJECT = {
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z][a-z0-9+.-]*:|#)([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 MERMAID = "assets/mermaid.js"  # the theme would load it from a CDN
+WIDE = "concepts/comparison.md"  # its table is to fit on one screen
 ANCHORED = {"reference/errors.md", "reference/logs.md"}
 
 
@@ -93,13 +94,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     contract = CONTRACTS / source.stem / "SPEC.md"
     if source.parent == ROOT / "docs" / "contracts" and contract.exists():
         markdown += clause_table(contract)
+    if page.file.src_uri == WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
     if page.file.src_uri in ANCHORED:
         markdown = anchored(markdown)
     return outside_code(markdown, lambda text: LINK.sub(lambda match: led(match, source), text))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """A page with a diagram loads Mermaid before the theme looks for it."""
+    """The search is named for screen readers; a page with a diagram loads Mermaid first."""
+    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
     if 'class="mermaid"' not in output:
         return output
     source = get_relative_url(MERMAID, page.url)

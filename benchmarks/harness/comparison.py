@@ -88,8 +88,8 @@ def speed(readme: str, folder: Path = RESULTS) -> str:
         readme,
         SPEED,
         f"\n  One worker process runs {own} no-op jobs per second, {ratio} times as many as the\n"
-        f"  fastest other Python queue that we measured, {other}, and {everywhere[0]} to {everywhere[-1]}\n"
-        "  times on other servers. [Raw results](benchmarks/results/noop.md),\n"
+        f"  fastest other Python queue that we measured, {other}, and {everywhere[0]} to\n"
+        f"  {everywhere[-1]} times on other servers. [Raw results](benchmarks/results/noop.md),\n"
         "  [all comparisons](docs/concepts/comparison.md).\n  ",
     )
 

@@ -36,8 +36,9 @@ def test_the_python_reference_has_every_public_name(site: Path) -> None:
     there = set(re.findall(r'<h\d id="([\w.]+)"', page))
     values = {("tenure.webhooks", "HEADERS"), ("tenure.gateway", "app")}
     names = {f"{module}.{name}" for module, name in [*NAMES] if (module, name) not in values}
-    lacking = {name for name in names - there if not any(each.endswith(name) for each in there)}
-    assert lacking == set()
+    # `tenure.worker` has a module of the same name, so this one is documented where it is defined.
+    there |= {"tenure.task"} if "tenure.worker.decorator.task" in there else set()
+    assert names - there == set()
 
 
 @pytest.mark.parametrize("name", ["errors", "logs"])
