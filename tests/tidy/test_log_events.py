@@ -26,8 +26,8 @@ def texts(node: ast.expr, module: ast.Module) -> Iterator[str]:
                 if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name:
                     yield from texts(each.value, module)
         case ast.Dict(values=values):
-            for value in values:
-                yield from texts(value, module)
+            for each_value in values:
+                yield from texts(each_value, module)
 
 
 def is_logging(call: ast.Call) -> bool:
