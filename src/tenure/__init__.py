@@ -1,4 +1,4 @@
-"""Tenure: work is never owned, only leased. One worker, one gateway, five queue contracts.
+"""Tenure: background jobs for Python. One worker, one gateway, five queue contracts.
 
 The public names are loaded when they are first used, so that a light command stays light.
 """
