@@ -291,9 +291,21 @@ class SentinelSet:
         return {int(each.admin.execute_command(ask, SERVICE)[1]) for each in self.sentinels}
 
     def fail_over(self, slot: int = 0) -> Server:
-        """A planned failover; returns the new primary."""
+        """A planned failover; returns the new primary.
+
+        On a busy machine a replica may not be promoted within failover-timeout. Then the Sentinel
+        gives the failover up, and it is asked again, as an operator would.
+        """
         before = self.primary()
-        self.sentinels[0].admin.execute_command("SENTINEL FAILOVER", SERVICE)
+        asked = self.sentinels[0].admin
+
+        def replaced() -> bool:
+            state = asked.sentinel_master(SERVICE)
+            if state["port"] == before.port and "failover_in_progress" not in state["flags"]:
+                asked.execute_command("SENTINEL FAILOVER", SERVICE)
+            return state["port"] != before.port
+
+        until(replaced, "the Sentinel has replaced the primary")
         return self.primary_other_than(before)
 
     def primary_other_than(self, before: Server) -> Server:
