@@ -52,7 +52,9 @@ def test_the_reference_lists_every_exit_code() -> None:
 
 
 def test_the_reference_lists_every_setting_with_variable_and_default() -> None:
-    listed = {row[0]: row[1:] for row in rows(page("docs/reference/cli.md"), "Settings")}
+    settings = rows(page("docs/reference/cli.md"), "Settings")
+    listed = {row[0]: row[1:] for row in settings}
+    assert len(listed) == len(settings)
     assert listed == {
         setting.name: [
             setting.variable,

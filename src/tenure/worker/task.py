@@ -90,7 +90,8 @@ class Parameters:
             given = self._call_signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidJob(
-                f"task {self._task!r}: {error} (its parameters: {', '.join(self.names) or 'none'})"
+                f"task {self._task!r}: {error} (its parameters: {', '.join(self.names) or 'none'}"
+                f"{_options_hint(kwargs.keys() - self.names)})"
             ) from None
         payload = payload_of(given, self._task)
         try:
@@ -149,6 +150,15 @@ class Parameters:
         given = self._decode(b"{}" if payload == b"null" else payload)
         pairs = ((name, getattr(given, name)) for name in self.names)
         return {name: value for name, value in pairs if value is not msgspec.UNSET}
+
+
+def _options_hint(unknown: Iterable[str]) -> str:
+    """What to do with options of a submit that stand among the parameters."""
+    options = sorted(set(unknown) & SubmitOptions.__annotations__.keys())
+    if not options:
+        return ""
+    example = ", ".join(f"{name}=..." for name in options)
+    return f"; options go with a call: submit(task.call(...), {example})"
 
 
 def parameters_of(handler: Callable[..., Any], task: str) -> Parameters | None:

@@ -92,6 +92,21 @@ def greet(name: str) -> str:
     return name
 
 
+@task("late")
+def late(delay_s: int) -> int:
+    return delay_s
+
+
+def test_an_option_among_the_parameters_is_refused_with_the_form_that_takes_it() -> None:
+    right = r"name; options go with a call: submit\(task\.call\(\.\.\.\), attempts=\.\.\., key="
+    with pytest.raises(InvalidJob, match=right):
+        greet.call(name="Ada", key="k", attempts=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidJob) as refused:
+        late.call(3, 4)  # type: ignore[call-arg]
+    assert "options" not in str(refused.value)
+    assert late.call(delay_s=3).payload == b'{"delay_s":3}'
+
+
 def test_options_of_a_call_add_up() -> None:
     call = greet.call(name="Ada").with_options(key="k").with_options(delay_s=3)
     assert call.options == {"key": "k", "delay_s": 3}
