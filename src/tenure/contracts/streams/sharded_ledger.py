@@ -327,17 +327,24 @@ class ShardedJournal:
         self._waits: dict[int, tuple[str, asyncio.Task[list[JournalEvent]]]] = {}
 
     async def read(self, *, after: str = "", limit: int = 1000) -> list[JournalEvent]:
-        """Events after a position, oldest first.
-
-        They end with the last event that was read of one of the shards, which may have more.
-        """
+        """Events after a position, oldest first."""
         await self._check_shards()
+        events: list[JournalEvent] = []
+        while len(events) < limit:
+            step = await self._step(events[-1].seq if events else after, limit - len(events))
+            events += step
+            if not step:
+                break
+        return events
+
+    async def _step(self, after: str, limit: int) -> list[JournalEvent]:
+        """Events up to the last one that was read of a shard, which may have more."""
         at = self._positions(after)
         pages = await gather_all(
             shard.read(after=cursor, limit=limit)
             for shard, cursor in zip(self._shards, at, strict=True)
         )
-        merged = []
+        merged: list[JournalEvent] = []
         for event, is_end in _merged(at, pages):
             merged.append(event)
             if is_end or len(merged) >= limit:
