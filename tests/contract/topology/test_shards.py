@@ -14,6 +14,7 @@ from tenure.cli.doctor import queue_findings
 from tenure.contracts.streams.shards import shard_namespaces, shard_of
 from tenure.core.errors import StoreError
 from tenure.core.job import NewJob
+from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_ledger, open_queue
 from tenure.core.seam import Query
@@ -74,9 +75,15 @@ async def test_a_node_that_is_down_does_not_keep_the_other_shards_from_being_cla
     assert await queue.claim(100, wait_ms=0) == []
     ids = [f"j{number}" for number in range(40)]
     await queue.submit([NewJob(task="work", payload=b"{}", job_id=each) for each in ids])
+    held: list[Lease] = []
+    while len(held) < 20:
+        held += await queue.claim(20 - len(held), wait_ms=100)
     owner = cluster.owner(slots_of(namespace)[1])
     owner.kill()
-    claimed: set[str] = set()
+    for lease, answer in zip(held, await queue.extend(held), strict=True):
+        assert isinstance(answer, Lease)
+        assert (answer is lease) == (shard_of(lease.job_id, SHARDS) == 1)
+    claimed = {lease.job_id for lease in held}
     errors: list[StoreError] = []
     there = {job_id for job_id in ids if shard_of(job_id, SHARDS) != 1}
     deadline = time.monotonic() + 60

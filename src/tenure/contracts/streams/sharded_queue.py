@@ -37,8 +37,9 @@ from tenure.plans.schedule import StoredSchedules
 from tenure.store.redis import Arg, Redis
 from tenure.store.redis_queue import BATCH_MAX, check_reports, safe_worker_id
 
-_SHARE_MIN = 10  # a claim asks fewer shards rather than each of them for fewer leases
+_SHARE_MIN = 50  # a claim asks fewer shards rather than each of them for fewer leases
 _RETRY_S = 0.5
+_WATCH_MS_MAX = 5_000
 
 
 class ShardedQueue:
@@ -122,7 +123,8 @@ class ShardedQueue:
         try:
             while not taken:
                 await self._ask(limit, taken, deadline, everyone=wait_ms <= 0)
-                self._watch(deadline)
+                if wait_ms > 0:
+                    self._watch()
                 left_s = deadline - loop.time()
                 if taken or left_s <= 0:
                     break
@@ -140,14 +142,15 @@ class ShardedQueue:
         """Claim from the shards that may have jobs, as many at once as the limit is worth.
 
         Adds the leases to `taken`. A shard that has more than its share is asked again as long as
-        the others have less.
+        the others have less. After a round without any, as many are asked as may have one each.
         """
         count, loop = len(self._shards), asyncio.get_running_loop()
         turn = [(self._next + at) % count for at in range(count)]
         ready = [shard for shard in turn if everyone or shard not in self._watches]
+        width = max(1, limit // _SHARE_MIN)
         while ready and len(taken) < limit:
             left = limit - len(taken)
-            asked, ready = ready[: max(1, left // _SHARE_MIN)], ready[max(1, left // _SHARE_MIN) :]
+            asked, ready = ready[: min(width, left)], ready[min(width, left) :]
             self._next = (asked[-1] + 1) % count
             shares = [left // len(asked) + (at < left % len(asked)) for at in range(len(asked))]
             calls = [
@@ -155,6 +158,8 @@ class ShardedQueue:
                 for shard, share in zip(asked, shares, strict=True)
             ]
             answers = await asyncio.gather(*calls, return_exceptions=True)
+            if not any(isinstance(answer, int) and answer for answer in answers):
+                width = limit
             for shard, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, BaseException):
                     self._failed(shard, answer, taken)
@@ -175,17 +180,20 @@ class ShardedQueue:
 
         The error is raised when it begins, or if no shard answers, unless there are leases.
         """
+        if not isinstance(error, StoreError):
+            raise error
         begins = shard not in self._failing
         self._failing.add(shard)
         self._start_watch(shard, partial(asyncio.sleep, _RETRY_S))
         if not taken and (begins or len(self._failing) == len(self._shards)):
             raise error
 
-    def _watch(self, deadline: float) -> None:
-        """Wait for jobs in every shard that is empty; until then claims need not ask it."""
-        wait_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
-        if wait_ms < 1:
-            return
+    def _watch(self) -> None:
+        """Wait for jobs in every shard that is empty; until then claims need not ask it.
+
+        A lease that runs out wakes nobody, so that is looked for again within a part of a lease.
+        """
+        wait_ms = min(_WATCH_MS_MAX, max(1, self._options.lease_ms // 3))
         for number, shard in enumerate(self._shards):
             if shard.is_empty and number not in self._watches:
                 self._start_watch(number, partial(shard.wait, wait_ms))
@@ -205,7 +213,7 @@ class ShardedQueue:
     # Working.
 
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
-        """Extend leases; those of a shard that does not answer stay as they are.
+        """Extend leases; one whose shard does not answer is returned as the object that it is.
 
         Raises if no shard answers.
         """
