@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from harness.comparison import BEGIN, BENCHMARKS, END, RESULTS
+from .comparison import BEGIN, BENCHMARKS, END, RESULTS
 
 PAGE = BENCHMARKS.parent / "docs" / "operating" / "scaling.md"
 SCENARIOS = ("cluster", "enqueue")
@@ -165,7 +165,7 @@ def _needs(needs: Sequence[Need]) -> str:
         "cores of workers, without the work itself": [f"{each.worker_cores:,}" for each in needs],
         "cores that submit in bulk": [f"{each.submitter_cores:,}" for each in needs],
         "cores of gateways, if each job is a POST": [f"{each.gateway_cores:,}" for each in needs],
-        "network of all nodes, MB/s": [f"{each.network_mb_per_s:,.0f}" for each in needs],
+        "network of all nodes, MB/s": [f"{each.network_mb_per_s:,.1f}" for each in needs],
         "Redis, dollars a month": [f"{each.redis_money:,.0f}" for each in needs],
         "workers, dollars a month": [f"{each.worker_money:,.0f}" for each in needs],
     }

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from tenure.contracts.streams.doctor import queue_findings
+from tenure.contracts.streams.options import Options
 from tenure.contracts.streams.sharded_ledger import ShardedJournal, ShardedLedger
 from tenure.contracts.streams.sharded_queue import ShardedQueue
 from tenure.contracts.streams.shards import shard_namespaces, shard_of
@@ -21,6 +23,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome
 from tenure.core.registry import journal_urls, open_journal, open_queue
 from tenure.core.seam import Query
+from tenure.store.redis import Redis
 from tenure.store.redis.cluster import SLOTS, slot_of
 from tests.chaos.proxy import LossyProxy
 from tests.contract.streams.conftest import Bench
@@ -378,3 +381,19 @@ async def test_the_shards_of_one_node_are_asked_in_one_write(sharded: Sharded) -
         assert {shard_of(lease.job_id, SHARDS) for lease in leases[60:]} == {0, 1, 2}
         await queue.settle([Outcome(lease, "complete") for lease in leases[60:]])
         assert pieces.requests - before == 1
+
+
+async def test_doctor_says_in_which_shards_something_is_wrong(sharded: Sharded) -> None:
+    options = Options(namespace=sharded.bench.ns, shards=SHARDS)
+    redis = Redis(sharded.bench.server.url)
+    await sharded.submit(*ids_of(1, 3))
+    found = {finding.check: finding for finding in await queue_findings(redis, options)}
+    assert found["consumer group"].detail == "shard 1: 3 jobs, no group"
+    await sharded.complete(await sharded.queue.claim(10, wait_ms=0))
+    await sharded.ledger.pause()
+    findings = await queue_findings(redis, options)
+    found = {finding.check: finding for finding in findings}
+    assert len(found) == len(findings), "one for each check"
+    assert (found["pause"].level, found["pause"].detail) == ("note", "shard 0, 1, 2: paused")
+    assert found["depth"].level == found["consumer group"].level == "ok"
+    await redis.close()
