@@ -232,6 +232,27 @@ class RedisCluster:
         for server in (target, source):
             server.admin.execute_command("CLUSTER SETSLOT", slot, "NODE", self.node_id(target))
 
+    def give(self, slot: int, target: Server) -> Server:
+        """Give a slot without keys to a primary; returns its owner before, when all nodes know."""
+        source = self.owner(slot)
+        state = "CLUSTER SETSLOT"
+        target.admin.execute_command(state, slot, "IMPORTING", self.node_id(source))
+        source.admin.execute_command(state, slot, "MIGRATING", self.node_id(target))
+        self.end_move(slot, source, target)
+        until(
+            lambda: all(self._named_owner(each, slot) == target.port for each in self.servers),
+            f"all nodes know the new owner of slot {slot}",
+        )
+        return source
+
+    def _named_owner(self, server: Server, slot: int) -> int | None:
+        """The port of the owner of a slot, as one of the nodes sees it."""
+        for name, node in self.view(server).items():
+            ranges = [[int(part) for part in each] for each in node["slots"] if each[0].isdigit()]
+            if "master" in node["flags"] and any(each[0] <= slot <= each[-1] for each in ranges):
+                return int(name.rpartition(":")[2])
+        return None
+
     def end(self) -> None:
         """End all servers."""
         for server in self.servers:

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from tenure.contracts.memory import MemoryQueue, SharedStore, forget, share
 from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.contracts.streams.queue import SCRIPTS
+from tenure.contracts.streams.shards import shard_of
 from tenure.core.errors import ReplyLost
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
@@ -44,6 +45,8 @@ CAPABILITIES = {
     "lost_is_attempt": "a lease that ran out counts against the job's own attempts",
     "stored_schedules": "its schedules are records, and workers store the jobs that are due",
     "flows": "jobs can be chained and gathered",
+    "one_order": "what was submitted first is claimed first, over the whole queue",
+    "exact_depth": "a full queue holds as many jobs as its limit says, not about as many",
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
@@ -168,6 +171,7 @@ class MemoryAdapter:
 # --- streams -----------------------------------------------------------------------------------
 
 
+SHARDS = 3
 _STREAMS_WORDS = Words("queued", "running", "done", "error", "canceled")
 
 
@@ -200,6 +204,22 @@ class StreamsAdapter:
             scripts=SCRIPTS,
             tag=tag,
         )
+
+
+class ShardedStreamsAdapter(StreamsAdapter):
+    """The same with three shards; a proxy before one server needs all of them on it."""
+
+    name = "streams_shards"
+    cannot: Mapping[str, str] = {
+        **StreamsAdapter.cannot,
+        "one_order": "each shard has an order of its own",
+        "exact_depth": "each shard has its part of the limit, and jobs spread by chance",
+    }
+
+    async def open(self, **options: int) -> StoredStage:
+        stage = await super().open(**options, shards=SHARDS)
+        stage.line_of = lambda job_id: str(shard_of(job_id, SHARDS))
+        return stage
 
 
 # --- all ---------------------------------------------------------------------------------------
@@ -265,4 +285,6 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         RedisPlaneAdapter(servers.redis),
         PostgresRedisPlaneAdapter(servers.postgres, servers.redis),
     ]
+    if os.environ.get("TENURE_REDIS_TOPOLOGY") != "cluster":
+        every.append(ShardedStreamsAdapter(servers.redis))
     return {adapter.name: adapter for adapter in every}

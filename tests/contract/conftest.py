@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tenure.core.job import JobEvent
@@ -86,6 +87,8 @@ async def stage(
 async def judge(stage: Stage) -> None:
     """The history of the test that just ended must be sound, and agree with the store."""
     events = await history(stage)
+    if line_of := getattr(stage, "line_of", None):
+        events = [msgspec.structs.replace(each, queue=line_of(each.job_id)) for each in events]
     page = await stage.ledger.find(Query(limit=500))
     records = list(page.jobs)
     while page.after:

@@ -75,7 +75,7 @@ def test_the_readme_says_of_each_contract_whether_it_is_there() -> None:
 def test_the_page_of_streams_lists_every_key() -> None:
     text = page("docs/contracts/streams.md")
     named = {name for row in rows(text, "Keys") for name in re.findall(r"jobs:\w+", row[0])}
-    assert named == {*keys(""), "jobs:quarantine", "jobs:interrupt"}
+    assert named == {*keys(""), "jobs:quarantine", "jobs:interrupt", "jobs:shards"}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,11 @@ class QueueUrl(msgspec.Struct, frozen=True):
         own = [self.options[key] for key in ("queue", "box") if self.options.get(key)]
         return ":".join([self.contract, *own])
 
+    def with_options(self, options: Mapping[str, str]) -> str:
+        """The text of the URL with these options instead of its own."""
+        query = f"?{urlencode(options)}" if options else ""
+        return self.text.partition("?")[0] + query
+
     @property
     def safe(self) -> str:
         """The URL without its password, for messages and logs."""
@@ -195,6 +200,7 @@ class Contract:
     open_*           the three sides of the seam behind a URL; they connect on first use
     read_options     the typed options of a URL, and the store's URL without them
     journal_format   how the journal is written, for readers in bulk; None: only through the seam
+    journals         the URLs of the queues that this one consists of, each with a journal; or none
     parts            what only some contracts have, by name: see `open_part`
     routes           its HTTP endpoints: `(submits, ledger, queue, *, ttl_s, redaction, **options)`
     samples          the sample queues of `tenure up`, as `tenure.samples.SampleFlow`s
@@ -218,7 +224,8 @@ class Contract:
     open_journal: Callable[[QueueUrl], Journal]
     read_options: Callable[[QueueUrl], tuple[Any, str]]
     example_url: str
-    journal_format: Callable[[QueueUrl], JournalFormat] | None = None
+    journal_format: Callable[[QueueUrl], JournalFormat | None] | None = None
+    journals: Callable[[QueueUrl], Sequence[str]] | None = None
     parts: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     routes: Callable[..., list[Endpoint]] | None = None
     samples: Callable[[], Sequence[Any]] | None = None
@@ -338,3 +345,10 @@ def journal_format(url: str) -> JournalFormat | None:
     parsed = parse_url(url)
     declare = contract_of(parsed).journal_format
     return declare(parsed) if declare else None
+
+
+def journal_urls(url: str) -> list[str]:
+    """The URLs of the queues whose journals hold the history of a queue: mostly its own."""
+    parsed = parse_url(url)
+    journals = contract_of(parsed).journals
+    return list(journals(parsed) if journals else ()) or [url]

@@ -259,6 +259,7 @@ async def test_a_key_gives_the_same_job_and_another_request_under_it_is_a_confli
             await client.submit("greet", {"name": "Bob"}, key="order-17")
 
 
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=2)
 async def test_a_full_queue_says_when_to_try_again(stage: Stage) -> None:
     async with client_of(stage) as client:

@@ -147,12 +147,33 @@ class Redis:
         """The keys that match, a page at a time; on a cluster of all its primaries."""
         self._check_usable()
         cluster = self._cluster
-        for connection in await cluster.primaries() if cluster else [await self._node.ready()]:
+        primaries = (await cluster.primaries()).values() if cluster else [await self._node.ready()]
+        for connection in primaries:
             cursor: Arg = 0
             while cursor != b"0":
                 scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000, *more)
                 cursor, found = await connection.send(encode(scan))
                 yield found
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the URL names a cluster."""
+        return self._cluster is not None
+
+    async def ask_primaries(self, *args: Arg) -> dict[str, Any]:
+        """The answer of each primary of a cluster to a command, by its address."""
+        self._check_usable()
+        if self._cluster is None:
+            raise UsageError(f"{self!r} is not a cluster")
+        primaries = await self._cluster.primaries()
+        return {name: await each.send(encode(args)) for name, each in primaries.items()}
+
+    async def place_of(self, key: Arg) -> tuple[int, str]:
+        """The slot of a key on a cluster, and the address of the node that owns it."""
+        self._check_usable()
+        if self._cluster is None:
+            raise UsageError(f"{self!r} is not a cluster")
+        return await self._cluster.place_of(key)
 
     async def block(self, *args: Arg, wait_ms: int) -> Any:
         """Send a blocking command on a connection of its own; None if it timed out.

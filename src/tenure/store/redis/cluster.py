@@ -38,7 +38,7 @@ from tenure.store.resend import run_step
 
 # -- slots -----------------------------------------------------------------------------------------
 
-_SLOTS = 16_384
+SLOTS = 16_384
 _KEYLESS = frozenset(
     {"ACL", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "EXEC", "INFO", "MULTI"}
     | {"PING", "ROLE", "SCAN", "SCRIPT", "TIME", "WAIT"}
@@ -61,7 +61,7 @@ def slot_of(key: Arg) -> int:
     >>> slot_of("123456789"), slot_of("{user1000}.following") == slot_of("{user1000}.followers")
     (12739, True)
     """
-    return binascii.crc_hqx(_tag(_bytes(key)), 0) % _SLOTS
+    return binascii.crc_hqx(_tag(_bytes(key)), 0) % SLOTS
 
 
 def guard_key(key: Arg) -> bytes:
@@ -205,11 +205,18 @@ class Cluster:
             await asyncio.sleep(min(_PAUSE_S_MAX, wait_ms / 1000))
         return replies
 
-    async def primaries(self) -> list[Connection]:
-        """A connection to every primary."""
+    async def primaries(self) -> dict[str, Connection]:
+        """A connection to every primary, by its address."""
         await self._ask_map()
-        nodes = {self._at(*place) for _, place in self._ranges}
-        return [await node.ready() for node in nodes]
+        places = sorted({place for _, place in self._ranges})
+        return {_text(place): await self._at(*place).ready() for place in places}
+
+    async def place_of(self, key: Arg) -> tuple[int, str]:
+        """The slot of a key, and the address of the node that owns it."""
+        await self._ask_map()
+        slot = slot_of(key)
+        place = self._owner_of(slot)
+        return slot, _text(place) if place else "no node"
 
     async def watch(self) -> None:
         """Ask again when an owner is silent, because another one may have taken over.
@@ -330,11 +337,16 @@ class Cluster:
 
     def _known(self, slot: int) -> Node | None:
         node = self._owners.get(slot)
-        if node is None and self._ranges:
-            end, place = self._ranges[max(0, bisect_right(self._starts, slot) - 1)]
-            if slot <= end:
-                node = self._owners[slot] = self._at(*place)
+        if node is None and (place := self._owner_of(slot)):
+            node = self._owners[slot] = self._at(*place)
         return node
+
+    def _owner_of(self, slot: int) -> tuple[str, int] | None:
+        """The owner by the map."""
+        if not self._ranges:
+            return None
+        end, place = self._ranges[max(0, bisect_right(self._starts, slot) - 1)]
+        return place if slot <= end else None
 
     def _host_of(self, slot: int) -> str:
         """The host of the node that a slot's commands go to."""
@@ -408,6 +420,10 @@ class Cluster:
 def slot_ranges(reply: Any, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
     """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered."""
     return [(start, end, _place(primary, asked)) for start, end, primary, *_ in reply]
+
+
+def _text(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
 
 
 def _place(node: Any, asked: str) -> tuple[str, int]:
