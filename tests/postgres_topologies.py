@@ -104,9 +104,14 @@ class PgBouncer:
 
 
 def _program(folder: Path) -> Path:
-    """A copy of PgBouncer and its libraries, where its user can read them."""
+    """A copy of PgBouncer and its libraries, where its user can read them.
+
+    `TENURE_PGBOUNCER` names another one.
+    """
     tools = _ROOT / ".tools"
-    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin:{tools}")
+    program = os.environ.get("TENURE_PGBOUNCER") or shutil.which(
+        "pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin:{tools}"
+    )
     assert program, "no pgbouncer on PATH nor in .tools: bin/test brings it"
     if (tools / "pgbouncer.libs").exists():
         shutil.copytree(tools / "pgbouncer.libs", folder / "libs")

@@ -18,7 +18,9 @@ from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
 from tenure.core.outcome import Outcome
 from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
-from tenure.store.postgres import Postgres
+from tenure.store.postgres import Connection, Postgres
+from tenure.store.postgres.address import parse_postgres_url
+from tenure.store.postgres.session import Dialer, _keeps_statements
 from tests.contract.adapters import Servers
 from tests.postgres_topologies import PgBouncer, pgbouncer
 from tests.waiting import until
@@ -105,6 +107,37 @@ async def test_settings_and_statements_of_one_client_are_not_those_of_the_next(
     await foreign.close()
     for client in clients:
         await client.close()
+
+
+class HeldDialer(Dialer):
+    """Its first connection is held until `gate`, before it is made ready."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.connected, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def _connect(self, *given: Any) -> Connection:
+        connection = await super()._connect(*given)
+        if not self.connected.is_set():
+            self.connected.set()
+            await self.gate.wait()
+        return connection
+
+
+async def test_connections_that_are_opened_at_once_all_learn_what_the_pooler_can(
+    servers: Servers,
+) -> None:
+    """What one learns must not make another, opened before, believe that it has learnt it too."""
+    address = parse_postgres_url(servers.pgbouncer("transaction").url)
+    dial = HeldDialer(address, {"search_path": "public"})
+    first = asyncio.create_task(dial())
+    await dial.connected.wait()
+    second = await dial()
+    dial.gate.set()
+    caches = [each._config.statement_cache_size for each in (await first, second)]
+    assert caches == [200 if await _keeps_statements(second) else 0] * 2
+    for each in (await first, second):
+        await each.close()
 
 
 async def test_an_error_in_a_shared_session_leaves_no_transaction_open(

@@ -55,12 +55,13 @@ class Dialer:
         address = self._address
         login = await asyncio.to_thread(address.current_login) if address.login else None
         try:
-            connection = await self._connect(login)
-            if not await self._ready(connection):
+            cached = self._cached_statements  # another call may change it meanwhile
+            connection = await self._connect(login, cached)
+            if not await self._ready(connection, cached):
                 connection.terminate()
                 self._cached_statements = 0
-                connection = await self._connect(login)
-                await self._ready(connection)
+                connection = await self._connect(login, 0)
+                await self._ready(connection, 0)
             return connection
         except asyncpg.ClientConfigurationError as error:
             raise UsageError(f"PostgreSQL URL for {address.label}: {error}") from None
@@ -69,17 +70,17 @@ class Dialer:
                 f"PostgreSQL at {address.label} cannot be reached: {error or type(error)}"
             ) from error
 
-    async def _connect(self, login: tuple[str, str] | None) -> Connection:
+    async def _connect(self, login: tuple[str, str] | None, cached: int) -> Connection:
         connection: Connection = await asyncpg.connect(
             **self._address.arguments(login),
             connection_class=Connection,
-            statement_cache_size=self._cached_statements,
+            statement_cache_size=cached,
             max_cached_statement_lifetime=0,
         )
         return connection
 
-    async def _ready(self, connection: Connection) -> bool:
-        """Make the session ready; False if it can only be used without prepared statements."""
+    async def _ready(self, connection: Connection, cached: int) -> bool:
+        """Make the session ready; False if its statements must not be cached, and `cached` are."""
         try:
             async with asyncio.timeout(_WITHIN_S):
                 if await self._is_own_session(connection):
@@ -87,7 +88,7 @@ class Dialer:
                         await connection.execute(self._set("SET"))
                     return True
                 connection.begin = f"BEGIN; {self._set('SET LOCAL')}"
-                return not self._cached_statements or await _keeps_statements(connection)
+                return not cached or await _keeps_statements(connection)
         except BaseException:
             connection.terminate()
             raise
