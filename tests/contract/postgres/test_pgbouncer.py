@@ -7,7 +7,9 @@ import secrets
 import statistics
 import time
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -16,8 +18,18 @@ from tenure.cli.doctor import postgres_findings
 from tenure.cli.project import migrated
 from tenure.core.errors import ReplyLost, StoreUnreachable
 from tenure.core.job import NewJob
+from tenure.core.journal import SqlFormat
 from tenure.core.outcome import Outcome
-from tenure.core.registry import open_journal, open_ledger, open_part, open_queue, parse_url
+from tenure.core.registry import (
+    journal_format,
+    open_journal,
+    open_ledger,
+    open_part,
+    open_queue,
+    parse_url,
+)
+from tenure.pipeline.source.range_reader import Read
+from tenure.pipeline.source.sql_reader import SqlRangeReader
 from tenure.store.postgres import Connection, Postgres
 from tenure.store.postgres.address import parse_postgres_url
 from tenure.store.postgres.session import Dialer, _keeps_statements
@@ -220,6 +232,32 @@ async def test_notices_arrive_in_a_session_of_its_own_and_from_a_direct_address(
         await listener.close()
         await engine.close()
         await queue.close()
+
+
+async def test_the_pipeline_reads_a_journal_and_notes_its_position_through_a_pooler(
+    servers: Servers, schema: str, tmp_path: Path
+) -> None:
+    """By ADBC, which is libpq: it gets the options that it knows, and the login of now."""
+    pooled = urlsplit(servers.pgbouncer("transaction").url)
+    (tmp_path / "password").write_text(pooled.password or "")
+    store = pooled._replace(netloc=f"{pooled.username}@127.0.0.1:{pooled.port}").geturl()
+    own = f"password_file={tmp_path}/password&idle_s=9&pooling=auto"
+    url = f"inbox+{store}?schema={schema}&{own}"
+    queue = open_queue(url)
+    await queue.submit([a_job() for _ in range(600)])
+    await queue.close()
+    fmt = journal_format(url)
+    assert isinstance(fmt, SqlFormat)
+    reader = SqlRangeReader(fmt, "journal")
+    head = await asyncio.to_thread(reader.head)
+    batches = await asyncio.to_thread(lambda: list(reader.read("", head.last, Read())))
+    await asyncio.to_thread(reader.captured, head.last, "lake")
+    reader.close()
+    assert sum(batch.num_rows for batch in batches) == 600
+    database = Postgres(servers.postgres_itself(), schema=schema)
+    (note,) = await database.fetch("SELECT name, position FROM journal_readers", [])
+    await database.close()
+    assert (note["name"], note["position"]) == ("lake", int(head.last))
 
 
 async def test_doctor_says_that_a_pooler_shares_the_sessions(servers: Servers) -> None:

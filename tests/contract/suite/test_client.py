@@ -414,7 +414,7 @@ async def test_a_result_arrives_within_ten_milliseconds(stage: Stage) -> None:
     The best of three rounds: the machine may be at other work. Behind a pooler there are no
     notices.
     """
-    pooled = "TENURE_POSTGRES_TOPOLOGY" in os.environ and "postgresql://" in stage.url
+    pooled = "TENURE_POSTGRES_TOPOLOGY" in os.environ and "postgresql://" in served_url(stage)
 
     async def median_ms() -> float:
         took_ms = []
