@@ -22,7 +22,11 @@ from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.bullmq.adapter import BullmqAdapter
-from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+from tests.contract.inbox_stage import (
+    PgbouncerInboxAdapter,
+    PostgresInboxAdapter,
+    SqliteInboxAdapter,
+)
 from tests.contract.omniq.adapter import OmniqAdapter
 from tests.contract.plane_stage import (
     PostgresPlaneAdapter,
@@ -31,6 +35,7 @@ from tests.contract.plane_stage import (
     SqlitePlaneAdapter,
 )
 from tests.contract.stages import StoredStage, Words, query_of, redis_stage
+from tests.postgres_topologies import PgBouncer, pgbouncer
 from tests.redis_topologies import redis_cluster, sentinel_set
 
 T = TypeVar("T")
@@ -233,6 +238,7 @@ class Servers:
         self._topology_url = ""
         self._redis: EmbeddedRedis | None = None
         self._postgres: EmbeddedPostgres | None = None
+        self._poolers: dict[str, PgBouncer] = {}
 
     def redis(self) -> str:
         """The URL of a private Redis; `TENURE_REDIS_URL` names another one.
@@ -255,7 +261,16 @@ class Servers:
         return self._redis.url
 
     def postgres(self) -> str:
-        """The URL of a private PostgreSQL; `TENURE_POSTGRES_URL` names another one."""
+        """The URL of a private PostgreSQL; `TENURE_POSTGRES_URL` names another one.
+
+        With `TENURE_POSTGRES_TOPOLOGY=pgbouncer` it is that of a PgBouncer in transaction mode.
+        """
+        if os.environ.get("TENURE_POSTGRES_TOPOLOGY") == "pgbouncer":
+            return self.pgbouncer("transaction").url
+        return self.postgres_itself()
+
+    def postgres_itself(self) -> str:
+        """The URL of the server itself."""
         given = os.environ.get("TENURE_POSTGRES_URL")
         if given:
             return given
@@ -263,6 +278,14 @@ class Servers:
             self._postgres = EmbeddedPostgres()
             self._postgres.start()
         return self._postgres.url
+
+    def pgbouncer(self, mode: str) -> PgBouncer:
+        """A private PgBouncer before the server, in `session` or `transaction` mode."""
+        if mode not in self._poolers:
+            self._poolers[mode] = self._topology.enter_context(
+                pgbouncer(self.postgres_itself(), mode)
+            )
+        return self._poolers[mode]
 
     def stop(self) -> None:
         self._topology.close()
@@ -280,6 +303,7 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         OmniqAdapter(servers.redis),
         SqliteInboxAdapter(),
         PostgresInboxAdapter(servers.postgres),
+        PgbouncerInboxAdapter(lambda: servers.pgbouncer("transaction").url),
         SqlitePlaneAdapter(),
         PostgresPlaneAdapter(servers.postgres),
         RedisPlaneAdapter(servers.redis),

@@ -8,7 +8,7 @@ the contract can do that; what a contract cannot do is listed at the end of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from tenure.core.journal import JournalEvent
 from tenure.core.registry import contract_names
 from tenure.core.seam import Query, is_full
 from tests.chaos.verdict import Snapshot, check
-from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
+from tests.contract.adapters import CAPABILITIES, Adapter, Servers, Stage, adapters
 
 _KNOWN = adapters(Servers())
 _NAMES = sorted({*contract_names(), *_KNOWN})
@@ -43,10 +43,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     needed = {name for mark in metafunc.definition.iter_markers("needs") for name in mark.args}
     assert needed <= CAPABILITIES.keys(), f"unknown capability in {metafunc.definition.nodeid}"
+    module = metafunc.module.__name__.rpartition(".")[2]
     names = [
-        name for name in _NAMES if name not in _KNOWN or not needed & _KNOWN[name].cannot.keys()
+        name
+        for name in _NAMES
+        if name not in _KNOWN
+        or (not needed & _KNOWN[name].cannot.keys() and module in _modules(_KNOWN[name], module))
     ]
     metafunc.parametrize("contract", names)
+
+
+def _modules(adapter: Adapter, module: str) -> Collection[str]:
+    """Which modules of the suite are run over an adapter: all, unless it names some."""
+    return getattr(adapter, "modules", (module,))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -406,28 +406,35 @@ def _database_file(path: Path) -> Finding:
 
 async def postgres_findings(store: str) -> list[Finding]:
     """Findings from the server's settings; a single one if it is unreachable."""
-    import asyncpg
+    from tenure.store.postgres import Postgres
 
-    from tenure.store.postgres import connect_arguments
-
+    database = Postgres(store, schema="public", pinned=False)
     try:
-        connection = await asyncpg.connect(**connect_arguments(store, {}))
-    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        remedy = "start it, or correct user, host and database in the queue's URL"
-        return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]
-    try:
+        shares = await database.shares_sessions()
         before_ms = time.time() * 1000
-        row = await connection.fetchrow(
+        (row,) = await database.fetch(
             "SELECT current_setting('server_version_num')::int AS number,"
             " current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
             " extract(epoch FROM clock_timestamp()) * 1000 AS now_ms,"
             " pg_is_in_recovery() AS replica, coalesce((SELECT max(extract(epoch FROM now() -"
-            " xact_start)) FROM pg_stat_activity WHERE datname = current_database()), 0) AS open_s"
+            " xact_start)) FROM pg_stat_activity WHERE datname = current_database()), 0) AS open_s",
+            [],
         )
         skew_ms = float(row["now_ms"]) - (before_ms + time.time() * 1000) / 2
+    except TenureError as error:
+        remedy = "start it, or correct user, host and database in the queue's URL"
+        return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]
     finally:
-        await connection.close()
-    return [*server_findings(dict(row)), clock_finding(skew_ms)]
+        await database.close()
+    pooler = make_finding(
+        "sessions",
+        "shared with others by a pooler" if shares else "our own",
+        bad=shares,
+        level="note",
+        remedy="there are no notices, so workers poll: add notify_address=host:port of the server "
+        "to the URL, or pooling=session if the pooler's pool_mode is session",
+    )
+    return [*server_findings(dict(row)), pooler, clock_finding(skew_ms)]
 
 
 def server_findings(row: dict[str, Any]) -> list[Finding]:

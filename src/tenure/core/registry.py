@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -42,8 +42,13 @@ class QueueUrl(msgspec.Struct, frozen=True):
     options: dict[str, str]
     text: str
 
-    def read(self, options: type[Options]) -> tuple[Options, str]:
-        """The contract's options, typed, and the store's URL with the other parameters."""
+    def read(
+        self, options: type[Options], *, of_store: Collection[str] = ()
+    ) -> tuple[Options, str]:
+        """The contract's options, typed, and the store's URL with the other parameters.
+
+        Those named in `of_store` are no misspelt options of the contract.
+        """
         fields = msgspec.structs.fields(options)
         known = {field.encode_name for field in fields}
         mine = {key: value for key, value in self.options.items() if key in known}
@@ -65,7 +70,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
                     f"queue URL {self.safe}: {name} is a number up to {_NUMBER_MAX}",
                     contract=self.contract,
                 )
-        for key in rest:
+        for key in rest.keys() - set(of_store):
             import difflib
 
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)

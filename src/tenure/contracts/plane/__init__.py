@@ -88,23 +88,28 @@ def _open_database(url: QueueUrl) -> Engine:
 
 
 def _read_options(url: QueueUrl) -> tuple[PlaneOptions | WorkerOptions, str]:
-    from tenure.contracts.plane.model import PlaneOptions, WorkerOptions
+    from tenure.contracts.plane.model import WorkerOptions
 
-    return url.read(WorkerOptions if url.store.startswith("http") else PlaneOptions)
+    return url.read(WorkerOptions) if url.store.startswith("http") else _read_plane(url)
+
+
+def _read_plane(url: QueueUrl) -> tuple[PlaneOptions, str]:
+    from tenure.contracts.plane.model import PlaneOptions
+    from tenure.store.credentials import LOGIN_OPTIONS
+
+    return url.read(PlaneOptions, of_store=LOGIN_OPTIONS)
 
 
 def _journal_format(url: QueueUrl) -> SqlFormat:
     from tenure.contracts.plane.ledger import journal_table
-    from tenure.contracts.plane.model import PlaneOptions
 
     _require_database(url)
-    options, store = url.read(PlaneOptions)
+    options, store = _read_plane(url)
     return journal_table(store, options)
 
 
 def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
     """The database and the options that a URL names."""
-    from tenure.contracts.plane.model import PlaneOptions
     from tenure.sql import open_engine
 
     if not url.store:
@@ -113,7 +118,7 @@ def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOpt
             "plane+sqlite:///plane.db or plane+postgresql://user@host/database",
             contract="plane",
         )
-    options, store = url.read(PlaneOptions)
+    options, store = _read_plane(url)
     return open_engine(store, options.engine(store, pinned=pinned)), options
 
 

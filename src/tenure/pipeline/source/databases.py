@@ -105,10 +105,14 @@ class PostgresServer:
                 "reading PostgreSQL in bulk needs its ADBC driver; "
                 "pip install adbc-driver-postgresql"
             ) from None
+        from tenure.store.postgres.address import libpq_url  # loads the driver of the queues
+
         self._format = fmt
         self._errors: type[Exception] = dbapi.Error
         try:
-            self._connection: Any = dbapi.connect(fmt.store, autocommit=True)
+            # Without autocommit: a pooler may give every transaction to another session, and what
+            # the driver prepares must be in the session that runs it.
+            self._connection: Any = dbapi.connect(libpq_url(fmt.store))
         except dbapi.Error as error:
             raise StoreUnreachable(str(error).strip()) from error
 
@@ -127,20 +131,30 @@ class PostgresServer:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _store_errors(self._errors), self._connection.cursor() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(query)
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """As they come."""
-        with _store_errors(self._errors), self._connection.cursor() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A cursor; its transaction only reads, and ends at once, so that it holds nothing back."""
+        with _store_errors(self._errors):
+            try:
+                with self._connection.cursor() as cursor:
+                    yield cursor
+            finally:
+                self._connection.rollback()
 
     def _snapshot(self, edge: str) -> int:
         return int(self.rows(f"SELECT {edge}(pg_current_snapshot())::text::bigint")[0][0])
