@@ -28,6 +28,8 @@ from tenure.core.portable import portable_counts, word_state
 from tenure.core.registry import has_part, parse_url, unique_names
 from tenure.core.seam import Ledger, Query, Schedules
 
+_TIME_MS_MAX = 253_402_300_799_000
+
 
 @click.command("queues")
 @queues_option
@@ -132,7 +134,8 @@ def _schedule_row(schedule: dict[str, Any]) -> list[str]:
     times = f"{schedule['cron']} {schedule['tz']}"
     if schedule["every_ms"]:
         times = f"every {schedule['every_ms'] / 1000:g} s"
-    next_at = datetime.fromtimestamp(schedule["next_ms"] / 1000, UTC)
+    # Another program may have stored any time.
+    next_at = datetime.fromtimestamp(min(schedule["next_ms"], _TIME_MS_MAX) / 1000, UTC)
     due = next_at.strftime("%Y-%m-%d %H:%M:%S UTC") if schedule["next_ms"] else "never"
     shown = [schedule[name] for name in ("missed", "last_id", "error")]
     return [schedule["name"], schedule["task"], times, due, *shown]

@@ -238,7 +238,7 @@ class Plane:
         for at, job in enumerate(jobs):
             options = dict(job.options)
             stream = options.pop("stream", None) or self.streams[0]
-            if stream not in self._queues:
+            if stream not in self.streams:  # of a tuple, so that it may be anything
                 answers[at] = Submitted("", "invalid", self._unknown(stream))
                 continue
             if job.priority and not self._has_priority:
@@ -271,11 +271,12 @@ class Plane:
         rounds = [await self._upkeepers[stream].upkeep() for stream in chosen]
         if chosen == self.streams:
             await self._transport.upkeep()
-            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         for stream, done in zip(chosen, rounds, strict=True):
             if done.promoted or done.reclaimed:
                 await self._transport.note_requeued(stream)
                 self._waiters.wake(stream)
+        if chosen == self.streams:  # last: a schedule of another program may raise anything
+            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         totals = zip(*(msgspec.structs.astuple(done) for done in rounds), strict=True)
         return Upkeep(*(sum(column) for column in totals))
 
