@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.core.journal import JournalEvent
+from tenure.core.journal import JournalEvent, SqlFormat
 from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.schema import OFFSET, rows_of
+from tenure.pipeline.source.databases import open_database
 
 
 @pytest.fixture
@@ -69,3 +71,23 @@ def test_long_texts_and_many_days_are_written_and_read_back(tmp_path: Path) -> N
     days.create(schema, "day")
     days.put(pa.table({"n": range(400), "day": [f"day-{n}" for n in range(400)]}, schema), "day")
     assert sum(days.parts().values()) == 400
+
+
+def test_a_text_of_a_table_that_is_not_utf_8_does_not_end_its_reading(tmp_path: Path) -> None:
+    """Another program may write any bytes into a journal in SQLite."""
+    with sqlite3.connect(tmp_path / "jobs.db") as file:
+        file.execute("CREATE TABLE job_journal (seq INTEGER PRIMARY KEY, job_id TEXT) STRICT")
+        rows = [(n, f"job-{n}") for n in range(25_000)]
+        file.executemany("INSERT INTO job_journal VALUES (?, ?)", rows)
+        file.execute("UPDATE job_journal SET job_id = CAST(x'ff41' AS TEXT) WHERE seq = 12000")
+    file.close()
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    source = SqlFormat(store=store, table="job_journal", contract="inbox", queue="q", fields=())
+    database = open_database(source)
+    try:
+        query = "SELECT seq, job_id FROM job_journal ORDER BY seq"
+        found = [row for batch in database.batches(query) for row in batch.to_pylist()]
+    finally:
+        database.close()
+    wanted = [(n, "\ufffdA" if n == 12_000 else job_id) for n, job_id in rows]
+    assert [(row["seq"], row["job_id"]) for row in found] == wanted
