@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tenure.core.encoding import TIME_MS_MAX
 from tenure.core.journal import JournalEvent
 
 SCHEMA_VERSION = 1
@@ -48,7 +49,6 @@ ARROW = pa.schema(
 
 # Numbers of an event that Spark computes with: times up to the year 9999, others so small that no
 # sum or difference of a few overflows. Another program may have written any.
-_TIME_MAX = 253_402_300_799_999
 _COUNT_MAX = {"int": 2**31 - 1, "bigint": 2**53}
 _SIGNED = {"priority"}
 
@@ -112,7 +112,7 @@ def sound_numbers(name: str, column: pa.Array) -> pa.Array:
     So a garbled event does not stop the reading of all others, and the audit finds it.
     """
     kind = _KINDS[name]
-    most = _TIME_MAX if name.endswith("_ms") else _COUNT_MAX[kind]
+    most = TIME_MS_MAX if name.endswith("_ms") else _COUNT_MAX[kind]
     least = -most if name in _SIGNED else 0
     if column.type != pa.int64():
         column = column.cast(pa.int64())

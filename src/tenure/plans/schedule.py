@@ -17,6 +17,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
+from tenure.core.encoding import TIME_MS_MAX
 from tenure.core.errors import Conflict, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import Missed, NewJob, Schedule, Submitted, check_job, template_of
 from tenure.core.seam import Records
@@ -35,7 +36,6 @@ _TIMES_MAX = 1_000
 _PORTION_JOBS = 500
 _PORTION_BYTES = 4 << 20
 _ERROR_CHARS_MAX = 2_000
-_YEAR_10000_MS = 253_402_300_800_000
 _TRIES_MAX = 20
 # A worker that slept so long between reading and submitting starts over: the job of a time may have
 # run and been removed since.
@@ -336,4 +336,4 @@ def _read(name: str, text: str) -> Schedule | None:
     if schedule is None or schedule.name != name:
         return None
     times = (schedule.next_ms, schedule.last_ms, schedule.every_ms)
-    return schedule if all(0 <= each < _YEAR_10000_MS for each in times) else None
+    return schedule if all(0 <= each <= TIME_MS_MAX for each in times) else None
