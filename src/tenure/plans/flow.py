@@ -64,6 +64,11 @@ class Step(NamedTuple):
         """The records of the results of its stage."""
         return f"flow:{self.flow}:{self.stage}"
 
+    @property
+    def group_before(self) -> str:
+        """The records of the results that it waits for."""
+        return self._replace(stage=self.stage - 1).group
+
 
 class _Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The steps of a stage, and how many results it needs of the stage before.
