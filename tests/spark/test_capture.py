@@ -104,7 +104,7 @@ def offset_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # Of a stream entry: its end, not its last line.
     told = {"after": 0, "upto": upto | LINE_MAX, "units": 1}
     data = msgspec.json.encode(told).decode()
-    return [{**rows[-1], "type": OFFSET, "ver": 0, "data": data}]
+    return [{**rows[-1], "type": OFFSET, "contract": "", "ver": 0, "data": data}]
 
 
 async def test_files_that_were_written_and_not_committed_do_not_count(

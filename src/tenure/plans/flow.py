@@ -38,8 +38,11 @@ KEEP_MS = 30 * 86_400_000
 ENDED_KEEP_MS = 3_600_000
 """How long they are kept once the last step is done: it may lose its lease and run again."""
 
+_STEPS_MAX = 1_000_000  # of a stage: their numbers have six digits
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _FLOW_ID = re.compile(r"[A-Za-z0-9_.-]{1,90}")
-_STEP = re.compile(r"([A-Za-z0-9_.-]{1,90})@(\d{1,5})\.(\d{1,6})")
+_STEP = re.compile(r"([A-Za-z0-9_.-]{1,90})@([0-9]{1,5})\.([0-9]{1,6})")
 
 Submit = Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]]
 
@@ -60,6 +63,11 @@ class Step(NamedTuple):
     def group(self) -> str:
         """The records of the results of its stage."""
         return f"flow:{self.flow}:{self.stage}"
+
+    @property
+    def group_before(self) -> str:
+        """The records of the results that it waits for."""
+        return self._replace(stage=self.stage - 1).group
 
 
 class _Stage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +118,11 @@ async def continued(flows: Flows, outcome: Outcome) -> Outcome:
     be the one that is missing. If the queue refuses the next job, this one fails.
     """
     lease = outcome.lease
-    answers = await flows.finished(lease.job_id, outcome.result)
+    try:
+        answers = await flows.finished(lease.job_id, outcome.result)
+    except UsageError as error:
+        failure = Failure(code="next_unreadable", message=str(error), retryable=False)
+        return Outcome(lease, "bury", failure=failure)
     refused = [answer.reason for answer in answers if answer.status == "invalid"]
     if refused:
         why = f"the queue refuses the next job of the chain: {refused[0]}"
@@ -180,7 +192,7 @@ class StoredFlows:
             return Children()
         stage = Step(step.flow, step.stage - 1, 0)
         _, found = await self._records.read(stage.group)
-        numbers = sorted(int(number) for number in found)
+        numbers = sorted(int(number) for number in found if _NUMBER.fullmatch(number))
         results = {
             stage._replace(number=number).id: shown_json(found[str(number)].encode())
             for number in numbers
@@ -188,8 +200,19 @@ class StoredFlows:
         return Children(results=results)
 
     async def _stage(self, flow_id: str, at: int) -> _Stage | None:
+        stage: _Stage | None
         text = await self._records.get(f"flow:{flow_id}", str(at))
-        return msgspec.json.decode(text, type=_Stage) if text else None
+        if not text:
+            return None
+        try:
+            stage = msgspec.json.decode(text, type=_Stage)
+        except (msgspec.MsgspecError, RecursionError):
+            stage = None
+        if stage is None or not 0 < stage.needs <= _STEPS_MAX:
+            raise UsageError(
+                f"stage {at} of the chain {flow_id!r} cannot be read: another program wrote it"
+            )
+        return stage
 
     async def _expire(self, last: Step) -> None:
         """The last step is done, so the results are not needed any more."""

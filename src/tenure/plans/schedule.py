@@ -8,15 +8,17 @@ same ids are submitted again, and the queue answers with the jobs that it has.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
-from tenure.core.errors import Conflict, UsageError
+from tenure.core.encoding import TIME_MS_MAX
+from tenure.core.errors import Conflict, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import Missed, NewJob, Schedule, Submitted, check_job, template_of
 from tenure.core.seam import Records
 
@@ -30,10 +32,15 @@ LATE_MS = 60_000
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _TIMES_MAX = 1_000
+# What is submitted at once: other programs may have stored large or very many schedules.
+_PORTION_JOBS = 500
+_PORTION_BYTES = 4 << 20
+_ERROR_CHARS_MAX = 2_000
 _TRIES_MAX = 20
 # A worker that slept so long between reading and submitting starts over: the job of a time may have
 # run and been removed since.
 _STALE_S = 10.0
+_Submit = Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]]
 _STATE = {"next_ms": 0, "last_ms": 0, "last_id": "", "error": ""}
 
 
@@ -129,12 +136,13 @@ def due_times(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[list[int]
     """The times that need a job now or within `ahead_ms`, and the next one after them."""
     times: list[int] = []
     next_ms = schedule.next_ms
+    times_max = min(_TIMES_MAX, _PORTION_BYTES // max(1, len(schedule.template.payload))) or 1
     if schedule.missed != "all" and 0 < next_ms <= now_ms:
         last_ms = max(next_ms, last_time(schedule, now_ms))
         if schedule.missed == "one" or now_ms - last_ms <= LATE_MS:
             times.append(last_ms)
         next_ms = next_time(schedule, last_ms)
-    while 0 < next_ms <= now_ms + ahead_ms and len(times) < _TIMES_MAX:
+    while 0 < next_ms <= now_ms + ahead_ms and len(times) < times_max:
         times.append(next_ms)
         next_ms = next_time(schedule, next_ms)
     return times, next_ms
@@ -160,7 +168,7 @@ class StoredSchedules:
         for _ in range(_TRIES_MAX):
             now_ms, found = await self._records.read(GROUP)
             before = found.get(schedule.name, "")
-            kept = _read(before)
+            kept = _read(schedule.name, before)
             if kept is not None and _definition(kept) == _definition(schedule):
                 return kept
             after = msgspec.structs.replace(schedule, next_ms=next_time(schedule, now_ms))
@@ -184,7 +192,7 @@ class StoredSchedules:
     async def list(self) -> Sequence[Schedule]:
         """All schedules, the next one due first."""
         _, found = await self._records.read(GROUP)
-        read = [schedule for schedule in map(_read, found.values()) if schedule is not None]
+        read = [schedule for each in found.items() if (schedule := _read(*each)) is not None]
         return sorted(read, key=lambda schedule: (schedule.next_ms or 2**63, schedule.name))
 
     async def remove(self, name: str) -> bool:
@@ -197,33 +205,91 @@ class StoredSchedules:
                 return True
         raise Conflict(f"schedule {name!r} is being changed by others; try again")
 
-    async def enqueue_due(
-        self, submit: Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]], ahead_ms: int
-    ) -> Sequence[Schedule]:
-        """Submit the jobs of the times that are due, then move their schedules on."""
-        asked = time.monotonic()
+    async def enqueue_due(self, submit: _Submit, ahead_ms: int) -> Sequence[Schedule]:
+        """Submit the jobs of the times that are due, then move their schedules on.
+
+        A schedule whose jobs the queue cannot take does not hold up the others. Its error is raised
+        when they are done.
+        """
         now_ms, found = await self._records.read(GROUP)
-        due: list[tuple[str, Schedule, list[NewJob]]] = []
-        for before in found.values():
-            schedule = _read(before)
-            if schedule is not None and 0 < schedule.next_ms <= now_ms + ahead_ms:
-                try:
-                    due.append((before, *_jobs(schedule, now_ms, ahead_ms)))
-                except UsageError as error:  # such as a time zone that this machine lacks
-                    why = msgspec.structs.replace(schedule, error=str(error))
-                    due.append((before, why, []))
-        jobs = [job for _, _, each in due for job in each]
-        if not due or time.monotonic() - asked > _STALE_S:
-            return []
-        answers = iter(await submit(jobs) if jobs else ())
-        moved: list[Schedule] = []
-        for before, schedule, each in due:
+        round_ = _Round(self._records, submit)
+        for name, before in found.items():
+            schedule = _read(name, before)
+            if schedule is None or not 0 < schedule.next_ms <= now_ms + ahead_ms:
+                continue
+            try:
+                due = _Due(before, *_jobs(schedule, now_ms, ahead_ms))
+            except Exception as error:  # such as a time zone that this machine lacks
+                due = _Due(before, msgspec.structs.replace(schedule, error=_text_of(error)), [])
+            await round_.add(due)
+        return await round_.end()
+
+
+class _Due(NamedTuple):
+    """A schedule as it was stored, as it is when its due jobs are stored, and those jobs."""
+
+    before: str
+    schedule: Schedule
+    jobs: list[NewJob]
+
+
+class _Round:
+    """Stores due jobs in portions, and moves their schedules on."""
+
+    def __init__(self, records: Records, submit: _Submit) -> None:
+        self._records = records
+        self._submit = submit
+        self._began = time.monotonic()
+        self._portion: list[_Due] = []
+        self._size = self._bytes = 0
+        self._moved: list[Schedule] = []
+        self._failed: list[Exception] = []
+
+    async def add(self, due: _Due) -> None:
+        """Store it with the next portion."""
+        size, octets = 1 + len(due.jobs), sum(len(job.payload) for job in due.jobs)
+        if self._size + size > _PORTION_JOBS or self._bytes + octets > _PORTION_BYTES:
+            await self._store(self._portion)
+            self._portion, self._size, self._bytes = [], 0, 0
+        self._portion.append(due)
+        self._size += size
+        self._bytes += octets
+        await asyncio.sleep(0)  # thousands of patterns take seconds
+
+    async def end(self) -> list[Schedule]:
+        """Store the last portion; the schedules that moved on."""
+        await self._store(self._portion)
+        if self._failed:
+            raise self._failed[0]
+        return self._moved
+
+    async def _store(self, portion: Sequence[_Due]) -> None:
+        if not portion or time.monotonic() - self._began > _STALE_S:
+            return
+        jobs = [job for due in portion for job in due.jobs]
+        try:
+            answers = iter(await self._submit(jobs) if jobs else ())
+        except (StoreUnreachable, ReplyLost):
+            raise
+        except Exception as error:  # by a job that no check foresaw
+            if len(portion) == 1:
+                self._failed.append(error)
+                return
+            half = len(portion) // 2
+            await self._store(portion[:half])
+            await self._store(portion[half:])
+            return
+        for before, schedule, each in portion:
             after = _after(schedule, [next(answers) for _ in each])
             if after is None or _written(after) == before:
                 continue
             if await self._records.swap(GROUP, after.name, before, _written(after)):
-                moved.append(after)
-        return moved
+                self._moved.append(after)
+
+
+def _text_of(error: Exception) -> str:
+    text = str(error) if isinstance(error, UsageError) else repr(error)
+    return text[:_ERROR_CHARS_MAX]
 
 
 def _jobs(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[Schedule, list[NewJob]]:
@@ -261,9 +327,13 @@ def _written(schedule: Schedule) -> str:
     return msgspec.json.encode(schedule).decode()
 
 
-def _read(text: str) -> Schedule | None:
+def _read(name: str, text: str) -> Schedule | None:
     """A stored schedule; None for none, and for one that another version or program wrote."""
     try:
-        return msgspec.json.decode(text, type=Schedule) if text else None
-    except msgspec.MsgspecError:
+        schedule = msgspec.json.decode(text, type=Schedule) if text else None
+    except (msgspec.MsgspecError, RecursionError):
         return None
+    if schedule is None or schedule.name != name:
+        return None
+    times = (schedule.next_ms, schedule.last_ms, schedule.every_ms)
+    return schedule if all(0 <= each <= TIME_MS_MAX for each in times) else None

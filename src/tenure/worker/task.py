@@ -44,6 +44,7 @@ Handler = Callable[..., Any]
 BackoffFunction = Callable[[int, str, BaseException, Any], int]
 
 ANY_TASK = "*"
+_NAME_CHARS_MAX = 200  # of a job's task, which is compared with those that there are
 
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -335,7 +336,8 @@ class Tasks:
 
     def close(self, name: str) -> str:
         """The registered name that is most like this one; "" when none is."""
-        return next(iter(difflib.get_close_matches(name, self._by_name, n=1)), "")
+        near = difflib.get_close_matches(name[:_NAME_CHARS_MAX], self._by_name, n=1)
+        return next(iter(near), "")
 
     def nearest(self, name: str) -> str:
         """A message for an unknown task: the registered tasks, and the closest one."""

@@ -11,8 +11,9 @@ from tenure.contracts.plane.model import Claim
 from tenure.contracts.plane.transports import TakeResult
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
+from tenure.core.registry import open_queue
 from tenure.core.seam import PAGE_BYTES
-from tests.contract.adapters import Servers, Stage, adapters
+from tests.contract.adapters import Servers, Stage, adapters, served_url
 from tests.contract.gateway.web import Web
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.contract.suite.acting import claim_one, job, settle, submit
@@ -216,3 +217,26 @@ def test_the_orders_of_streams_that_fairness_remembers_are_bounded() -> None:
     for number in range(5_000):
         rotation.order(("jobs", f"other{number}"))
     assert len(rotation._claims) <= 1_000
+
+
+@pytest.mark.clause("M-25")
+async def test_the_results_that_a_job_waited_for_are_bounded_over_http(plane: Stage) -> None:
+    """Workers over HTTP make them: of many steps they would fill the memory of the gateway."""
+    local, queue = open_queue(served_url(plane), worker_id="starter"), plane.queue("w1")
+    assert local.features.flows is not None
+    assert queue.features.flows is not None
+    try:
+        for name, steps in (("small", 2), ("large", 6)):
+            await local.features.flows.start(name, [[job() for _ in range(steps)], [job()]])
+            for _ in range(steps):
+                await settle(queue, await claim_one(queue), "complete", result=LARGE)
+            last = await claim_one(queue)
+            if name == "small":
+                assert len(await queue.features.flows.children(last)) == 2
+            else:
+                with pytest.raises(UsageError, match="over HTTP a job gets 4194304"):
+                    await queue.features.flows.children(last)
+                assert len(await local.features.flows.children(last)) == 6
+            await settle(queue, last, "complete")
+    finally:
+        await local.close()

@@ -180,3 +180,28 @@ def test_parameters_travel_to_other_processes() -> None:
     made = copy.copy(greet.parameters)
     assert made is not greet.parameters
     assert made.read(b'{"name":"Ada"}') == {"name": "Ada"}
+
+
+class Many(BaseModel):
+    items: list[int]
+
+
+def test_a_payload_with_very_many_faults_makes_no_long_reason() -> None:
+    """pydantic lists every fault: a megabyte of payload became twenty of text, in ten seconds."""
+
+    @task("many")
+    async def many(job: Job, given: Many) -> None: ...
+
+    assert many.parameters is not None
+    with pytest.raises(Fatal) as refused:
+        many.parameters.read(b'{"given":{"items":[' + b",".join([b'"x"'] * 20_000) + b"]}}")
+    assert "20000 values of Many are wrong" in str(refused.value)
+    with pytest.raises(Fatal, match=r"items\.0: Input should be a valid integer"):
+        many.parameters.read(b'{"given":{"items":["x"]}}')
+
+
+def test_a_field_with_a_very_long_name_is_not_repeated_in_full() -> None:
+    assert typed.parameters is not None
+    with pytest.raises(Fatal, match="there is no such field") as refused:
+        typed.parameters.read(b'{"count":2,"' + b"a" * 1_000_000 + b'":1}')
+    assert len(str(refused.value)) < 1_000

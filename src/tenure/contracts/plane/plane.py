@@ -92,9 +92,9 @@ class Plane:
                 namespace=options.namespace,
                 resend_ms=options.resend_ms,
             )
-        records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
-        self.schedules: Schedules = StoredSchedules(records)
-        self.flows = StoredFlows(records, self.submit)
+        self._records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
+        self.schedules: Schedules = StoredSchedules(self._records)
+        self.flows = StoredFlows(self._records, self.submit)
         self._has_priority = redis is None
         calls = calls_max(engine)
         self._extends: dict[bool, Batcher[Lease, Lease | LeaseLost]] = {
@@ -172,11 +172,22 @@ class Plane:
             outcomes = [after.get(each.lease.job_id, each) for each in outcomes]
         return await self._settles(outcomes)
 
-    async def children(self, lease: Lease) -> Children:
-        """The results of the jobs that a running job waited for; raises `LeaseLost`."""
+    async def children(self, lease: Lease, *, bytes_max: int = 0) -> Children:
+        """The results of the jobs that a running job waited for; raises `LeaseLost`.
+
+        With `bytes_max`, raises `UsageError` for more than that: workers over HTTP made them.
+        """
         (held,) = await self.extend([lease])
         if isinstance(held, LeaseLost):
             raise held
+        step = step_of(lease.job_id)
+        if step is not None and bytes_max:
+            size = await self._records.octets(step.group_before)
+            if size > bytes_max:
+                raise UsageError(
+                    f"the results that job {lease.job_id} waits for have {size} bytes, and over "
+                    f"HTTP a job gets {bytes_max}; return references to what is stored elsewhere"
+                )
         return await self.flows.children(lease)
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
@@ -238,7 +249,7 @@ class Plane:
         for at, job in enumerate(jobs):
             options = dict(job.options)
             stream = options.pop("stream", None) or self.streams[0]
-            if stream not in self._queues:
+            if stream not in self.streams:  # of a tuple, so that it may be anything
                 answers[at] = Submitted("", "invalid", self._unknown(stream))
                 continue
             if job.priority and not self._has_priority:
@@ -271,11 +282,12 @@ class Plane:
         rounds = [await self._upkeepers[stream].upkeep() for stream in chosen]
         if chosen == self.streams:
             await self._transport.upkeep()
-            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         for stream, done in zip(chosen, rounds, strict=True):
             if done.promoted or done.reclaimed:
                 await self._transport.note_requeued(stream)
                 self._waiters.wake(stream)
+        if chosen == self.streams:  # last: a schedule of another program may raise anything
+            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         totals = zip(*(msgspec.structs.astuple(done) for done in rounds), strict=True)
         return Upkeep(*(sum(column) for column in totals))
 

@@ -84,7 +84,7 @@ from tenure.core.outcome import (
     Verdict,
 )
 from tenure.core.redaction import Redaction
-from tenure.core.seam import Upkeep
+from tenure.core.seam import PAGE_BYTES, Upkeep
 from tenure.sql.submit import uuid7
 from tenure.store.resend import submit_with_retry
 
@@ -457,7 +457,7 @@ class _WorkerRoutes:
         lease = lease_of(call.body)
         _check_streams(call.caller, {lease.queue})
         try:
-            found = await self._plane.children(lease)
+            found = await self._plane.children(lease, bytes_max=PAGE_BYTES)
         except LeaseLost as lost:
             return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
         return Answer(200, ChildrenResult(ok=True, results=found.results))

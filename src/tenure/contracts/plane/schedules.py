@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tenure.contracts.plane.schemas import BODY_BYTES_MAX, RequestBody
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply, Right
-from tenure.core.job import Missed, NewJob, Schedule
+from tenure.core.job import Missed, NewJob, Schedule, template_of
 from tenure.core.seam import Schedules
 from tenure.plans.schedule import new_schedule
 
@@ -74,7 +74,9 @@ class ScheduleRoutes:
         """Those that the caller's key is good for."""
         kept = call.caller.streams
         found = [view_of(each) for each in await self._schedules.list()]
-        shown = [each for each in found if not kept or self._stream(each) in kept]
+        shown = [
+            each for each in found if (not kept or self._stream(each) in kept) and _is_sound(each)
+        ]
         return Answer(200, PlaneSchedules(shown))
 
     async def put(self, call: Call) -> Answer:
@@ -153,22 +155,25 @@ def read_schedule(name: str, given: NewPlaneSchedule) -> Schedule:
         payload.decode()
     except UnicodeDecodeError as error:
         raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
-    job = NewJob(
-        task=given.task,
-        payload=payload,
-        priority=given.priority,
-        max_attempts=given.max_attempts,
-        ttl_ms=given.ttl_ms,
-        options={"stream": given.stream} if given.stream else {},
-    )
     return new_schedule(
-        job,
+        _job_of(given, payload),
         name=name,
         cron=given.cron,
         every_s=given.every_ms / 1000 if given.every_ms else None,
         tz=given.tz,
         missed=given.missed,
         declared=given.declared,
+    )
+
+
+def _job_of(given: NewPlaneSchedule, payload: bytes) -> NewJob:
+    return NewJob(
+        task=given.task,
+        payload=payload,
+        priority=given.priority,
+        max_attempts=given.max_attempts,
+        ttl_ms=given.ttl_ms,
+        options={"stream": given.stream} if given.stream else {},
     )
 
 
@@ -195,13 +200,21 @@ def view_of(schedule: Schedule) -> PlaneSchedule:
     )
 
 
+def _is_sound(view: PlaneSchedule) -> bool:
+    """Whether clients can read it: another program may have stored any payload, name or number."""
+    try:
+        msgspec.json.decode(msgspec.json.encode(view), type=PlaneSchedule)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def schedule_of(view: PlaneSchedule) -> Schedule:
-    """The schedule that an answer shows."""
-    made = read_schedule(view.name, view)
-    return msgspec.structs.replace(
-        made,
-        next_ms=view.next_ms,
-        last_ms=view.last_ms,
-        last_id=view.last_id,
-        error=view.error,
+    """The schedule that an answer shows, which may be one that would be refused here."""
+    names = ("name", "cron", "every_ms", "missed", "declared")
+    state = ("next_ms", "last_ms", "last_id", "error")
+    return Schedule(
+        template=template_of(_job_of(view, bytes(view.payload))),
+        tz=view.tz or "UTC",
+        **{name: getattr(view, name) for name in (*names, *state)},
     )

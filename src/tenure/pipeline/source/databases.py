@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -83,9 +84,29 @@ class SqliteFile:
         with _store_errors(sqlite3.Error):
             cursor = self._file.execute(query)
         names = [column[0] for column in cursor.description]
-        while page := cursor.fetchmany(_PAGE):
+        for page in self._pages(query, cursor):
             columns = [pa.array(column) for column in zip(*page, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=names)
+
+    def _pages(self, query: str, cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
+        """The pages of a query; if a text is not UTF-8, with U+FFFD in its place."""
+        pages = 0
+        while True:
+            try:
+                page = cursor.fetchmany(_PAGE)
+            except sqlite3.OperationalError as error:
+                if self._file.text_factory is not str or "UTF-8" not in str(error):
+                    raise
+                # Not from the beginning: it takes several times as long.
+                self._file.text_factory = partial(str, encoding="utf-8", errors="replace")
+                cursor = self._file.execute(query)
+                for _ in range(pages):
+                    cursor.fetchmany(_PAGE)
+                continue
+            if not page:
+                return
+            pages += 1
+            yield page
 
     def close(self) -> None:
         """Close the file."""

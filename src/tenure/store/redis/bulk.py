@@ -13,7 +13,14 @@ from tenure.store.redis.address import Arg, RedisAddress, parse_address
 from tenure.store.redis.cluster import slot_of, slot_ranges
 from tenure.store.redis.connection import check_greeting
 from tenure.store.redis.sentinel import primary_in, primary_query
-from tenure.store.redis.wire import MORE, check_reply, command_name, encode, reply_reader
+from tenure.store.redis.wire import (
+    MORE,
+    UNREADABLE,
+    check_reply,
+    command_name,
+    encode,
+    reply_reader,
+)
 
 _RECEIVE_BYTES = 1 << 18
 _ASK_WITHIN_S = 2.0
@@ -133,6 +140,9 @@ def locate(address: RedisAddress, key: str) -> RedisAddress:
                     place = primary_in(reply) if reply else None
         except StoreError as error:
             refusals.append(str(error))
+            continue
+        except UNREADABLE:
+            refusals.append(f"{asked.label}: its answer cannot be read")
             continue
         if place is not None:
             return address.node(*place)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable
 from tenure.store.redis.address import Arg, RedisAddress
 from tenure.store.redis.connection import Connection, Connector, Dialer, Node
-from tenure.store.redis.wire import command_name, encode
+from tenure.store.redis.wire import UNREADABLE, command_name, encode, place_in
 from tenure.store.resend import run_step
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -110,7 +110,11 @@ def redirect_of(reply: Any) -> Redirect | None:
     if words[0] not in ("MOVED", "ASK") or len(words) < 3:
         return None
     host, _, port = words[2].rpartition(":")
-    return Redirect(words[0], int(words[1]), host.strip("[]"), int(port))
+    try:
+        slot, place = int(words[1]), place_in(host.strip("[]").encode(), port)
+    except UNREADABLE:
+        return None
+    return Redirect(words[0], slot, *place)
 
 
 # -- cluster ---------------------------------------------------------------------------------------
@@ -394,14 +398,15 @@ class Cluster:
         places.sort(key=self._failed)
         asked = [self._address.node(*place) for place in places]
         try:
-            address, reply = await self._dialer.ask_first(asked, "CLUSTER", "SLOTS")
+            _, (ranges, places) = await self._dialer.ask_first(
+                asked, ("CLUSTER", "SLOTS"), lambda address, reply: _read_slots(reply, address.host)
+            )
         except StoreUnreachable as error:
             await asyncio.sleep(_PAUSE_S_MAX * random.uniform(0.5, 1.0))
             raise StoreUnreachable(f"{self._address.label}: no node answers: {error}") from None
-        ranges = sorted(slot_ranges(reply, address.host))
         self._starts = [start for start, _, _ in ranges]
         self._ranges = [(end, place) for _, end, place in ranges]
-        self._places = [_place(node, address.host) for _, _, *nodes in reply for node in nodes]
+        self._places = places
         self._owners.clear()
         owners = {place for _, place in self._ranges}
         for place in [place for place in self._nodes if place not in owners]:
@@ -418,8 +423,17 @@ class Cluster:
 
 
 def slot_ranges(reply: Any, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
-    """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered."""
-    return [(start, end, _place(primary, asked)) for start, end, primary, *_ in reply]
+    """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered.
+
+    Raises one of `UNREADABLE`.
+    """
+    return [(int(start), int(end), _place(primary, asked)) for start, end, primary, *_ in reply]
+
+
+def _read_slots(reply: Any, asked: str) -> tuple[list[Any], list[tuple[str, int]]]:
+    """The ranges in their order, and the places of all nodes."""
+    places = [_place(node, asked) for _, _, *nodes in reply for node in nodes]
+    return sorted(slot_ranges(reply, asked)), places
 
 
 def _text(place: tuple[str, int]) -> str:
@@ -428,4 +442,5 @@ def _text(place: tuple[str, int]) -> str:
 
 def _place(node: Any, asked: str) -> tuple[str, int]:
     """Host and port of a node; one that does not know its own name has that by which we asked."""
-    return (node[0] or b"").decode() or asked, int(node[1])
+    host, port = place_in(node[0] or b"", node[1])
+    return host or asked, port
