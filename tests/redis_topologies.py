@@ -82,6 +82,21 @@ class Server:
         self._process.kill()
         self._process.wait()
 
+    def start_again(self) -> None:
+        """Start it, with the data it had, if it was killed."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
+    def follow(self, primary: Server) -> None:
+        """Become a replica, and be in step when this returns."""
+        self.admin.replicaof("127.0.0.1", primary.port)
+        until(lambda: _follows(self), f"{self.port} follows {primary.port}")
+
+    def cut_replicas(self) -> None:
+        """Its replicas lag from now on: they are cut off, and may not come back."""
+        self.admin.execute_command("ACL SETUSER", "default", "-psync", "-sync")
+        self.admin.execute_command("CLIENT KILL", "TYPE", "replica")
+
     def end(self) -> None:
         """End it, in whatever state it is."""
         self.admin.close()
@@ -270,8 +285,7 @@ class SentinelSet:
         self.servers = [Server(folder, free_port(), *settings) for _ in range(3)]
         first = self.servers[0]
         for server in self.servers[1:]:
-            server.admin.replicaof("127.0.0.1", first.port)
-        until(lambda: all(map(_follows, self.servers[1:])), "the replicas follow")
+            server.follow(first)
         watch = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {first.port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",

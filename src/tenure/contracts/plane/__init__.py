@@ -52,6 +52,12 @@ def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
 
     engine, options = _open_parts(url)
     redis = Redis(options.redis, name="tenure-plane") if options.redis else None
+    if redis is not None and redis.replicas:
+        raise UsageError(
+            "the jobs of a plane are in its database, and its Redis has messages only: leave "
+            "replicas out of redis=, and let the database replicate",
+            contract="plane",
+        )
     return LocalQueue(Plane(engine, options, redis=redis), worker_id=worker_id)
 
 

@@ -106,7 +106,8 @@ class StreamsQueue:
         limits = (self._options.max_depth, self._options.idempotency_ttl_s)
 
         async def send(rows: Sequence[tuple[Arg, ...]]) -> list[Submitted]:
-            replies = await self._run("submit", *limits, *chain.from_iterable(rows))
+            args = (self._options.namespace, *limits, *chain.from_iterable(rows))
+            replies = await self._redis.run(SCRIPTS["submit"], self._keys, args, replicated=True)
             return [_submitted(reply, self._options) for reply in replies]
 
         return await submit_valid(jobs, lambda job: _submit_args(job, self._options), send)

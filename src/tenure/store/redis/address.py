@@ -34,12 +34,16 @@ _ALIASES = {
     "ssl_check_hostname": "check_hostname",
 }
 _SENTINEL_OPTIONS = {"sentinel_user", "sentinel_password"}
+_REPLICA_OPTIONS = {"replicas", "replicas_ms"}
 STORE_OPTIONS = frozenset(
     {"db"} | _TLS_OPTIONS | _ALIASES.keys() | LOGIN_OPTIONS | _SENTINEL_OPTIONS
 )
-"""Every option that a Redis URL may have, for whoever splits a queue URL."""
+"""The options of a Redis URL that say how to connect. Data beside the jobs has the same ones."""
 _VERIFY = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_REPLICAS_MAX = 100
+_REPLICAS_MS = 1_000
+_REPLICAS_MS_MAX = 60_000
 _FORMS = (
     "redis://host:6379/0, rediss://host:6379/0?cafile=ca.pem, redis+unix:///path/to/socket?db=0, "
     "redis+sentinel://host1,host2,host3/service/0 or redis+cluster://host1,host2"
@@ -51,6 +55,7 @@ class RedisAddress:
     """A parsed Redis URL; `path` is set for a unix socket, `host` and `port` otherwise.
 
     `hosts` are the Sentinels or some nodes of a cluster, `service` is the primary's name there.
+    A submit waits `replicas_ms` at most until so many `replicas` have it (0: it does not wait).
     """
 
     host: str = ""
@@ -73,6 +78,8 @@ class RedisAddress:
     service: str = ""
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
+    replicas: int = 0
+    replicas_ms: int = _REPLICAS_MS
 
     @property
     def label(self) -> str:
@@ -167,7 +174,7 @@ def parse_address(url: str) -> RedisAddress:
         raise UsageError(f"{parts.scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
     tls = family in _TLS
     options = {_ALIASES.get(name, name): value for name, value in options.items()}
-    known = {"db"} | LOGIN_OPTIONS | (_TLS_OPTIONS if tls else set())
+    known = {"db"} | LOGIN_OPTIONS | _REPLICA_OPTIONS | (_TLS_OPTIONS if tls else set())
     _check_options(options, known | (_SENTINEL_OPTIONS if kind == "sentinel" else set()))
     if "keyfile" in options and "certfile" not in options:
         raise UsageError("a Redis URL with keyfile needs certfile as well")
@@ -194,7 +201,7 @@ def parse_address(url: str) -> RedisAddress:
 def _unix_address(
     parts: SplitResult, options: dict[str, str], named: Mapping[str, Any]
 ) -> RedisAddress:
-    _check_options(options, {"db"} | LOGIN_OPTIONS)
+    _check_options(options, {"db"} | LOGIN_OPTIONS | _REPLICA_OPTIONS)
     if not parts.path.strip("/"):
         raise UsageError(f"a {parts.scheme}:// URL needs the socket's path; expected {_FORMS}")
     read = _typed(options)
@@ -249,7 +256,19 @@ def _typed(options: Mapping[str, str]) -> dict[str, Any]:
         if read["ssl_cert_reqs"] not in _VERIFY:
             raise UsageError("ssl_cert_reqs in the Redis URL is required, optional or none")
     check_login(read, "Redis")
+    if "replicas" in read:
+        read["replicas"] = _whole("replicas", read["replicas"], 1, _REPLICAS_MAX)
+    if "replicas_ms" in read:
+        if "replicas" not in read:
+            raise UsageError("a Redis URL with replicas_ms needs replicas as well")
+        read["replicas_ms"] = _whole("replicas_ms", read["replicas_ms"], 1, _REPLICAS_MS_MAX)
     return read
+
+
+def _whole(name: str, text: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise UsageError(f"{name} in the Redis URL is a whole number from {least} to {most}")
+    return int(text)
 
 
 def _database_of(in_path: str, read: dict[str, Any]) -> int:

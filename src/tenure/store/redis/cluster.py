@@ -27,7 +27,7 @@ import binascii
 import contextlib
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable
@@ -197,17 +197,33 @@ class Cluster:
 
         If the first was redirected, it pauses, so that a caller that comes again at once waits.
         """
-        node = await self._node(self._slots(commands)[0])
-        try:
-            replies = await node.block(packed, wait_ms)
-        except StoreUnreachable:
-            self._suspect.add(node)
-            raise
+        replies = await self._block(self._slots(commands)[0], packed, wait_ms)
         if redirect_of(replies[0]):
             for reply in replies:
                 self._learn(redirect_of(reply))
             await asyncio.sleep(min(_PAUSE_S_MAX, wait_ms / 1000))
         return replies
+
+    async def block_whole(
+        self,
+        commands: Sequence[Sequence[Arg]],
+        packed: Sequence[bytes],
+        wait_ms: int,
+        behind: Sequence[bytes],
+    ) -> list[Any]:
+        """As `Node.block`, for commands of one slot that run whole or not at all."""
+        slot = self._slots(commands)[0]
+        return await self._whole(lambda: self._block(slot, packed, wait_ms, behind), len(packed))
+
+    async def _block(
+        self, slot: int, packed: Sequence[bytes], wait_ms: int, behind: Sequence[bytes] = ()
+    ) -> list[Any]:
+        node = await self._node(slot)
+        try:
+            return await node.block(packed, wait_ms, behind)
+        except StoreUnreachable:
+            self._suspect.add(node)
+            raise
 
     async def primaries(self) -> dict[str, Connection]:
         """A connection to every primary, by its address."""
@@ -255,12 +271,19 @@ class Cluster:
         return [self._home if key is None else slot_of(key) for key in keys]
 
     async def _transaction(self, packed: list[bytes], slot: int) -> list[Any]:
-        """MULTI ... EXEC to one node: a redirection inside means that nothing was executed."""
+        """MULTI ... EXEC to one node."""
+
+        async def send() -> list[Any]:
+            return await (await self._connection(slot)).send_many(packed)
+
+        return await self._whole(send, len(packed))
+
+    async def _whole(self, send: Callable[[], Awaitable[list[Any]]], count: int) -> list[Any]:
+        """Send until none of the first `count` commands, which run whole or not, is redirected."""
         pauses = _Pauses()
         while True:
-            connection = await self._connection(slot)
-            replies: list[Any] = await connection.send_many(packed)
-            refused = next((reply for reply in replies if redirect_of(reply)), None)
+            replies = await send()
+            refused = next((reply for reply in replies[:count] if redirect_of(reply)), None)
             if refused is None:
                 return replies
             self._learn(redirect_of(refused))

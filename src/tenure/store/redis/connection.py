@@ -14,6 +14,7 @@ import hiredis
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable
 from tenure.store.redis.address import Arg, RedisAddress
 from tenure.store.redis.wire import MORE, UNREADABLE, encode, reply_reader
+from tenure.store.resend import run_step
 
 T = TypeVar("T")
 
@@ -456,15 +457,25 @@ class Node:
         return self.main is not None and self.main.lost
 
     def is_silent(self, for_s: float) -> bool:
-        """Whether a call on the shared connection waits so long for its answer."""
-        return self.main is not None and self.main.is_silent(for_s)
+        """Whether a call waits so long for its answer, beyond the time that it blocks itself."""
+        return any(
+            each.is_silent(for_s + (each.timeout_ms - self._timeout_ms) / 1000)
+            for each in self._connections()
+        )
 
-    async def block(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
-        """The replies to commands, of which the first blocks for `wait_ms`; errors are values."""
+    async def block(
+        self, packed: Sequence[bytes], wait_ms: int, behind: Sequence[bytes] = ()
+    ) -> list[Any]:
+        """The replies to commands, of which one blocks for `wait_ms`; errors are values.
+
+        Commands `behind` follow on the same connection if none of the others failed.
+        """
         connection = await self._blocking_connection()
         connection.timeout_ms = wait_ms + self._timeout_ms
         try:
             replies = await connection.send_many(packed)
+            if behind and not any(isinstance(reply, StoreError) for reply in replies):
+                replies += await run_step(connection.send_many(behind), executed_before=True)
         except BaseException:
             connection.drop("the caller of a blocking command was cancelled")
             self._blocking.discard(connection)
