@@ -20,7 +20,7 @@ from tenure.core.errors import ServerError
 from tenure.core.job import NewJob
 from tenure.core.registry import open_ledger, open_part, open_queue, parse_url
 from tenure.store.postgres import Connection, Postgres
-from tenure.store.postgres.pool import Pool, release_pool, shared_pool
+from tenure.store.postgres.session import Pool, release_pool, shared_pool
 from tests.contract.adapters import Servers
 from tests.waiting import until
 

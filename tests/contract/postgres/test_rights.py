@@ -97,7 +97,7 @@ async def test_a_role_that_may_not_create_tables_is_told_which_grant_helps(
     await works(database.role_url)
 
 
-@pytest.mark.runs(f"{PAGE}:sql")
+@pytest.mark.runs("docs/operating/postgresql.md:sql")
 async def test_a_role_with_the_rights_of_the_page_serves_a_schema_that_it_does_not_own(
     database: Administered,
 ) -> None:

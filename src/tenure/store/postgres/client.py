@@ -22,8 +22,15 @@ import asyncpg
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable, UsageError
 from tenure.store.postgres.address import PostgresAddress, parse_postgres_url
-from tenure.store.postgres.pool import Callback, Pool, release_pool, shared_pool
-from tenure.store.postgres.session import FAULTS, Connection, Dialer
+from tenure.store.postgres.session import (
+    FAULTS,
+    Callback,
+    Connection,
+    Dialer,
+    Pool,
+    release_pool,
+    shared_pool,
+)
 
 CONNECTIONS_MAX = 3
 CALL_TIMEOUT_S = 30.0
