@@ -23,7 +23,6 @@ from tenure.contracts.streams.shards import (
     ShardCheck,
     ShardedRecords,
     gather_all,
-    shard_of,
     shard_options,
     spread,
 )
@@ -82,33 +81,35 @@ class ShardedQueue:
     async def _reserve_keys(self, jobs: Sequence[NewJob]) -> list[NewJob]:
         """The jobs with the ids that their idempotency keys stand for, and without the keys."""
         placed = list(jobs)
-        keyed: list[int] = []
-        commands: list[tuple[Arg, ...]] = []
+        keyed: dict[int, tuple[str, str, int]] = {}  # the key with its scope, the id, seconds
         for at, job in enumerate(jobs):
             try:
-                key = self._place_of_key(job)
+                key = _scoped_key(job)
             except UsageError:
                 continue  # its shard refuses it
             if key:
                 keep_s = max(ttl_s_of(job, self._options), self._options.idempotency_ttl_s)
-                commands += [("SET", key, job.job_id, "NX", "EX", keep_s), ("GET", key)]
-                keyed.append(at)
-        replies = await self._redis.pipeline(commands)
-        for reply in replies:
-            if isinstance(reply, StoreError):
-                raise reply
-        for at, kept in zip(keyed, replies[1::2], strict=True):
-            job_id = (kept or jobs[at].job_id.encode()).decode(errors="replace")
+                keyed[at] = (key, job.job_id, keep_s)
+        count = len(self._shards)
+        reserved = await spread([*keyed.values()], lambda each: each[0], count, self._reserve)
+        for at, job_id in zip(keyed, reserved, strict=True):
             placed[at] = msgspec.structs.replace(jobs[at], job_id=job_id, idempotency_key="")
         return placed
 
-    def _place_of_key(self, job: NewJob) -> str:
-        """The Redis key of a job's idempotency key, "" if it has none; raises `InvalidJob`."""
-        if not job.idempotency_key:
-            return ""
-        check_new(job)
-        key = scoped_key(job.requester, job.idempotency_key)
-        return f"{self._namespaces[shard_of(key, len(self._shards))]}idempotency:{key}"
+    async def _reserve(self, shard: int, part: Sequence[tuple[str, str, int]]) -> list[str]:
+        """Keep the ids under keys of one shard; the id that each key has from now on."""
+        whole: list[tuple[Arg, ...]] = [("MULTI",)]
+        for key, job_id, keep_s in part:
+            name = f"{self._namespaces[shard]}idempotency:{key}"
+            whole += [("SET", name, job_id, "NX", "EX", keep_s), ("GET", name)]
+        replies = await self._redis.pipeline([*whole, ("EXEC",)], replicated=True)
+        answers = replies[-1] if isinstance(replies[-1], list) else []
+        for reply in (*replies, *answers):
+            if isinstance(reply, StoreError):
+                raise reply
+        # A key may have expired between the two commands.
+        ids = zip(part, answers[1::2], strict=True)
+        return [kept.decode(errors="replace") if kept else given for (_, given, _), kept in ids]
 
     # Claiming.
 
@@ -292,3 +293,11 @@ def _job_of_lease(lease: Lease) -> str:
 
 def _job_of(item: Report | Outcome) -> str:
     return item.lease.job_id
+
+
+def _scoped_key(job: NewJob) -> str:
+    """A job's idempotency key with its requester, "" if it has none; raises `InvalidJob`."""
+    if not job.idempotency_key:
+        return ""
+    check_new(job)
+    return scoped_key(job.requester, job.idempotency_key)
