@@ -64,11 +64,6 @@ class Step(NamedTuple):
         """The records of the results of its stage."""
         return f"flow:{self.flow}:{self.stage}"
 
-    @property
-    def group_before(self) -> str:
-        """The records of the results that it waits for."""
-        return self._replace(stage=self.stage - 1).group
-
 
 class _Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The steps of a stage, and how many results it needs of the stage before.
@@ -89,6 +84,12 @@ def step_of(job_id: str) -> Step | None:
     """
     found = _STEP.fullmatch(job_id)
     return Step(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def stage_before(job_id: str) -> Step | None:
+    """The first step of the stage whose results a job gets; None for a job that gets none."""
+    step = step_of(job_id)
+    return Step(step.flow, step.stage - 1, 0) if step is not None and step.stage else None
 
 
 def steps_of(flow_id: str, stages: Sequence[Sequence[NewJob]]) -> list[list[NewJob]]:
@@ -187,17 +188,17 @@ class StoredFlows:
 
     async def children(self, lease: Lease) -> Children:
         """The results of the stage before a step, in the order of its steps."""
-        step = step_of(lease.job_id)
-        if step is None or not step.stage:
-            return Children()
-        stage = Step(step.flow, step.stage - 1, 0)
+        results = await self.results(lease)
+        return Children(results={name: shown_json(text.encode()) for name, text in results.items()})
+
+    async def results(self, lease: Lease) -> dict[str, str]:
+        """The same as JSON texts."""
+        stage = stage_before(lease.job_id)
+        if stage is None:
+            return {}
         _, found = await self._records.read(stage.group)
         numbers = sorted(int(number) for number in found if _NUMBER.fullmatch(number))
-        results = {
-            stage._replace(number=number).id: shown_json(found[str(number)].encode())
-            for number in numbers
-        }
-        return Children(results=results)
+        return {stage._replace(number=number).id: found[str(number)] for number in numbers}
 
     async def _stage(self, flow_id: str, at: int) -> _Stage | None:
         stage: _Stage | None

@@ -9,9 +9,10 @@ same ids are submitted again, and the queue answers with the jobs that it has.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, get_args
 
@@ -27,15 +28,16 @@ EVERY_S_MIN = 0.1
 EVERY_S_MAX = 100 * 366 * 86_400
 STORED_BYTES_MAX = 4 << 20
 """Of all schedules of a queue together: every round of upkeep reads them."""
+ROUND_JOBS_MAX = 10_000
+ROUND_BYTES_MAX = 16 << 20
+"""A round stores no more jobs and bytes than this: times that pile up must not fill the memory."""
 LATE_MS = 60_000
 """With `missed="skip"`, a time that passed longer ago than this makes no job."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _TIMES_MAX = 1_000
-# What is submitted at once: other programs may have stored large or very many schedules.
-_PORTION_JOBS = 500
-_PORTION_BYTES = 4 << 20
 _ERROR_CHARS_MAX = 2_000
+_MANY = 500  # so many schedules are decoded in a thread, to keep the event loop free
 _TRIES_MAX = 20
 # A worker that slept so long between reading and submitting starts over: the job of a time may have
 # run and been removed since.
@@ -132,17 +134,18 @@ def _nearest(schedule: Schedule, from_ms: int, *, reverse: bool) -> int:
     return 0
 
 
-def due_times(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[list[int], int]:
+def due_times(
+    schedule: Schedule, now_ms: int, ahead_ms: int, most: int = _TIMES_MAX
+) -> tuple[list[int], int]:
     """The times that need a job now or within `ahead_ms`, and the next one after them."""
     times: list[int] = []
     next_ms = schedule.next_ms
-    times_max = min(_TIMES_MAX, _PORTION_BYTES // max(1, len(schedule.template.payload))) or 1
     if schedule.missed != "all" and 0 < next_ms <= now_ms:
         last_ms = max(next_ms, last_time(schedule, now_ms))
         if schedule.missed == "one" or now_ms - last_ms <= LATE_MS:
             times.append(last_ms)
         next_ms = next_time(schedule, last_ms)
-    while 0 < next_ms <= now_ms + ahead_ms and len(times) < times_max:
+    while 0 < next_ms <= now_ms + ahead_ms and len(times) < most:
         times.append(next_ms)
         next_ms = next_time(schedule, next_ms)
     return times, next_ms
@@ -192,7 +195,7 @@ class StoredSchedules:
     async def list(self) -> Sequence[Schedule]:
         """All schedules, the next one due first."""
         _, found = await self._records.read(GROUP)
-        read = [schedule for each in found.items() if (schedule := _read(*each)) is not None]
+        read = [schedule for _, schedule in await _read_all(found)]
         return sorted(read, key=lambda schedule: (schedule.next_ms or 2**63, schedule.name))
 
     async def remove(self, name: str) -> bool:
@@ -212,17 +215,17 @@ class StoredSchedules:
         when they are done.
         """
         now_ms, found = await self._records.read(GROUP)
-        round_ = _Round(self._records, submit)
-        for name, before in found.items():
-            schedule = _read(name, before)
-            if schedule is None or not 0 < schedule.next_ms <= now_ms + ahead_ms:
-                continue
-            try:
-                due = _Due(before, *_jobs(schedule, now_ms, ahead_ms))
-            except Exception as error:  # such as a time zone that this machine lacks
-                due = _Due(before, msgspec.structs.replace(schedule, error=_text_of(error)), [])
-            await round_.add(due)
-        return await round_.end()
+        began = time.monotonic()
+        now_ms, found = await self._records.read(GROUP)
+        until_ms = now_ms + ahead_ms
+        waiting = [each for each in await _read_all(found) if 0 < each[1].next_ms <= until_ms]
+        random.shuffle(waiting)  # one that a full round leaves out is not left out for ever
+        due = await asyncio.to_thread(_due_jobs, waiting, now_ms, ahead_ms) if waiting else []
+        round_ = _Round(self._records, submit, began)
+        await round_.store(due)
+        if round_.failed:
+            raise round_.failed[0]
+        return round_.moved
 
 
 class _Due(NamedTuple):
@@ -234,36 +237,17 @@ class _Due(NamedTuple):
 
 
 class _Round:
-    """Stores due jobs in portions, and moves their schedules on."""
+    """Stores due jobs, and moves their schedules on."""
 
-    def __init__(self, records: Records, submit: _Submit) -> None:
+    def __init__(self, records: Records, submit: _Submit, began: float) -> None:
         self._records = records
         self._submit = submit
-        self._began = time.monotonic()
-        self._portion: list[_Due] = []
-        self._size = self._bytes = 0
-        self._moved: list[Schedule] = []
-        self._failed: list[Exception] = []
+        self._began = began
+        self.moved: list[Schedule] = []
+        self.failed: list[Exception] = []
 
-    async def add(self, due: _Due) -> None:
-        """Store it with the next portion."""
-        size, octets = 1 + len(due.jobs), sum(len(job.payload) for job in due.jobs)
-        if self._size + size > _PORTION_JOBS or self._bytes + octets > _PORTION_BYTES:
-            await self._store(self._portion)
-            self._portion, self._size, self._bytes = [], 0, 0
-        self._portion.append(due)
-        self._size += size
-        self._bytes += octets
-        await asyncio.sleep(0)  # thousands of patterns take seconds
-
-    async def end(self) -> list[Schedule]:
-        """Store the last portion; the schedules that moved on."""
-        await self._store(self._portion)
-        if self._failed:
-            raise self._failed[0]
-        return self._moved
-
-    async def _store(self, portion: Sequence[_Due]) -> None:
+    async def store(self, portion: Sequence[_Due]) -> None:
+        """Store these; a schedule whose jobs the queue cannot take is found by halves."""
         if not portion or time.monotonic() - self._began > _STALE_S:
             return
         jobs = [job for due in portion for job in due.jobs]
@@ -273,18 +257,18 @@ class _Round:
             raise
         except Exception as error:  # by a job that no check foresaw
             if len(portion) == 1:
-                self._failed.append(error)
+                self.failed.append(error)
                 return
             half = len(portion) // 2
-            await self._store(portion[:half])
-            await self._store(portion[half:])
+            await self.store(portion[:half])
+            await self.store(portion[half:])
             return
         for before, schedule, each in portion:
             after = _after(schedule, [next(answers) for _ in each])
             if after is None or _written(after) == before:
                 continue
             if await self._records.swap(GROUP, after.name, before, _written(after)):
-                self._moved.append(after)
+                self.moved.append(after)
 
 
 def _text_of(error: Exception) -> str:
@@ -292,9 +276,33 @@ def _text_of(error: Exception) -> str:
     return text[:_ERROR_CHARS_MAX]
 
 
-def _jobs(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[Schedule, list[NewJob]]:
-    """The schedule as it is when its due jobs are stored, and those jobs."""
-    times, next_ms = due_times(schedule, now_ms, ahead_ms)
+def _due_jobs(waiting: Sequence[tuple[str, Schedule]], now_ms: int, ahead_ms: int) -> list[_Due]:
+    """For due schedules their text, what they are when their jobs are stored, and those jobs.
+
+    It ends where a round is full. The rest is still due in the next round.
+    """
+    due: list[_Due] = []
+    jobs_left, bytes_left = ROUND_JOBS_MAX, ROUND_BYTES_MAX
+    for before, schedule in waiting:
+        if jobs_left <= 0 or bytes_left <= 0:
+            break
+        size = max(1, len(schedule.template.payload))
+        most = min(_TIMES_MAX, jobs_left, max(1, bytes_left // size))
+        try:
+            moved, jobs = _jobs(schedule, now_ms, ahead_ms, most)
+        except Exception as error:  # such as a time zone that this machine lacks
+            moved, jobs = msgspec.structs.replace(schedule, error=_text_of(error)), []
+        due.append(_Due(before, moved, jobs))
+        jobs_left -= len(jobs)
+        bytes_left -= size * len(jobs)
+    return due
+
+
+def _jobs(
+    schedule: Schedule, now_ms: int, ahead_ms: int, most: int
+) -> tuple[Schedule, list[NewJob]]:
+    """The schedule as it is when its due jobs are stored, and those jobs, so many at most."""
+    times, next_ms = due_times(schedule, now_ms, ahead_ms, most)
     jobs = [
         schedule.template.job(occurrence_id(schedule.name, at_ms), delay_ms=max(0, at_ms - now_ms))
         for at_ms in times
@@ -325,6 +333,16 @@ def _timing(schedule: Schedule) -> tuple[str, int, str]:
 
 def _written(schedule: Schedule) -> str:
     return msgspec.json.encode(schedule).decode()
+
+
+async def _read_all(found: Mapping[str, str]) -> list[tuple[str, Schedule]]:
+    """The records that are schedules, each with its text."""
+    items = list(found.items())
+    return await asyncio.to_thread(_readable, items) if len(items) > _MANY else _readable(items)
+
+
+def _readable(items: Iterable[tuple[str, str]]) -> list[tuple[str, Schedule]]:
+    return [(each[1], schedule) for each in items if (schedule := _read(*each)) is not None]
 
 
 def _read(name: str, text: str) -> Schedule | None:

@@ -48,10 +48,10 @@ class SqlRecords:
         rows = await self._engine.run(self._table, "records_size", queue=self._queue, grp=group)
         return int(rows[0]["size"])
 
-    async def octets(self, group: str) -> int:
-        """How many bytes the records of a group have together."""
-        rows = await self._engine.run(self._table, "records_bytes", queue=self._queue, grp=group)
-        return int(rows[0]["bytes"])
+    async def chars(self, group: str) -> int:
+        """How many characters the records of a group have together."""
+        rows = await self._engine.run(self._table, "records_chars", queue=self._queue, grp=group)
+        return int(rows[0]["chars"])
 
     async def expire(self, group: str, keep_ms: int) -> None:
         """Keep a group for so long only."""

@@ -307,6 +307,32 @@ async def test_a_hook_names_the_caller_and_nobody_is_anonymous_beside_it(
         assert foreign.json["code"] == "cross_site"
 
 
+def by_password(request: Request) -> Caller | None:
+    given = request.headers.get("authorization", "").partition(" ")[2]
+    return Caller("ada", frozenset({"admin"})) if given == "YWRhOnB3" else None
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "basic", "Negotiate"])
+async def test_a_password_that_browsers_send_by_themselves_admits_no_page_of_another_site(
+    settings: GatewaySettings, scheme: str
+) -> None:
+    async with served(create_app(settings, caller=by_password)) as url:
+        (queue,) = (
+            await Web(url, {"authorization": f"{scheme} YWRhOnB3"}).get("/api/queues")
+        ).json["queues"]
+        pause = f"/api/queues/{queue['name']}/pause"
+        for headers, status in (
+            ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+            ({"origin": "https://evil.example"}, 403),
+            ({"sec-fetch-site": "same-origin", "origin": url}, 200),
+            ({}, 200),
+        ):
+            sent = {"authorization": f"{scheme} YWRhOnB3", "content-type": "text/plain", **headers}
+            assert (await Web(url).send("POST", pause, headers=sent)).status == status, headers
+        token = {"authorization": "Bearer YWRhOnB3", "origin": "https://shop.example"}
+        assert (await Web(url).send("POST", pause, headers=token)).status == 200
+
+
 async def test_keys_are_valid_beside_a_hook(site: Site, settings: GatewaySettings) -> None:
     ring = open_keyring(site.url())
     _, key = await ring.create(("jobs:write",), "program")

@@ -29,7 +29,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
 from tenure.core.retry import delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Schedules, Upkeep
-from tenure.plans.flow import StoredFlows, continued, step_of
+from tenure.plans.flow import StoredFlows, continued, stage_before, step_of
 from tenure.plans.schedule import StoredSchedules
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.records import SqlRecords
@@ -45,6 +45,8 @@ _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _HEARTBEAT_S = 5.0
 _WORKERS_MAX = 20_000
 _BATCH_MAX = 500
+RESULTS_CHARS_MAX = 32 << 20
+"""Of the jobs that a job waited for, over HTTP: they are in the gateway's memory together."""
 _AHEAD_MS = 2_000  # so long before its time a job of a schedule is stored: two rounds of upkeep
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
@@ -172,23 +174,28 @@ class Plane:
             outcomes = [after.get(each.lease.job_id, each) for each in outcomes]
         return await self._settles(outcomes)
 
-    async def children(self, lease: Lease, *, bytes_max: int = 0) -> Children:
-        """The results of the jobs that a running job waited for; raises `LeaseLost`.
+    async def children(self, lease: Lease) -> Children:
+        """The results of the jobs that a running job waited for; raises `LeaseLost`."""
+        await self._check_held(lease)
+        return await self.flows.children(lease)
 
-        With `bytes_max`, raises `UsageError` for more than that: workers over HTTP made them.
-        """
+    async def children_results(self, lease: Lease) -> dict[str, str]:
+        """The same as JSON texts, which a gateway passes on; refused if they are too large."""
+        await self._check_held(lease)
+        stage = stage_before(lease.job_id)
+        size = await self._records.chars(stage.group) if stage is not None else 0
+        if size > RESULTS_CHARS_MAX:
+            raise UsageError(
+                f"the results of the jobs before have {size} characters together, and a plane over "
+                f"HTTP gives at most {RESULTS_CHARS_MAX}: return references to large results",
+                contract=CONTRACT,
+            )
+        return await self.flows.results(lease)
+
+    async def _check_held(self, lease: Lease) -> None:
         (held,) = await self.extend([lease])
         if isinstance(held, LeaseLost):
             raise held
-        step = step_of(lease.job_id)
-        if step is not None and bytes_max:
-            size = await self._records.octets(step.group_before)
-            if size > bytes_max:
-                raise UsageError(
-                    f"the results that job {lease.job_id} waits for have {size} bytes, and over "
-                    f"HTTP a job gets {bytes_max}; return references to what is stored elsewhere"
-                )
-        return await self.flows.children(lease)
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         tokens = await self._read_tokens()

@@ -38,12 +38,12 @@ SELECT coalesce((SELECT value FROM queue_records WHERE queue = :queue AND grp = 
 -- Clauses: I-75
 SELECT count(*) AS size FROM queue_records WHERE queue = :queue AND grp = :grp;
 
--- name: records_bytes
--- How many bytes the records of a group have together.
+-- name: records_chars
+-- How many characters the records of a group have together.
 -- Takes: queue text, grp text
 -- Returns: the number
 -- Clauses: I-75
-SELECT coalesce(sum(length(CAST(value AS BLOB))), 0) AS bytes FROM queue_records WHERE queue = :queue AND grp = :grp;
+SELECT coalesce(sum(length(value)), 0) AS chars FROM queue_records WHERE queue = :queue AND grp = :grp;
 
 -- name: records_expire
 -- Keeps a group for so long only.
