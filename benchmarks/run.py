@@ -4,11 +4,11 @@
     python benchmarks/run.py noop                       # all contenders, full size
     python benchmarks/run.py latency --peers tenure,taskiq --repeats 5
     python benchmarks/run.py all --quick                # does everything still work?
-    python benchmarks/run.py --page                     # docs/concepts/comparison.md, from results/
+    python benchmarks/run.py --page                     # the pages, from results/
 
 Results go to benchmarks/results/<scenario>.json and .md, from which the figures of
-docs/concepts/comparison.md are taken. Exit code 0: everything ran and every
-goal that could be told was met; 1: a contender failed; 8: a goal was missed.
+docs/concepts/comparison.md and docs/operating/scaling.md are taken. Exit code 0: everything ran and
+every goal that could be told was met; 1: a contender failed; 8: a goal was missed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import scenarios
-from harness import comparison, environments, machine, report
+from harness import comparison, environments, machine, report, scaling
 from harness.rounds import Results, play
 from harness.scenario import Scenario
 from harness.server import PrivateRedis
@@ -33,6 +33,7 @@ def main() -> int:
     chosen = _arguments()
     if chosen.page:
         comparison.write_page()
+        scaling.write_page()
         return 0
     # A plain SIGTERM must also stop the private server and the workers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -56,6 +57,8 @@ def _run(scenario: Scenario, chosen: argparse.Namespace) -> int:
             report.write(results, chosen.out, facts, settings)
             if chosen.out.resolve() == comparison.RESULTS:
                 comparison.write_page()
+                if scenario.name in scaling.SCENARIOS:
+                    scaling.write_page()
 
         results = play(
             scenario,

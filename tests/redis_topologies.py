@@ -82,6 +82,21 @@ class Server:
         self._process.kill()
         self._process.wait()
 
+    def start_again(self) -> None:
+        """Start it, with the data it had, if it was killed."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
+    def follow(self, primary: Server) -> None:
+        """Become a replica, and be in step when this returns."""
+        self.admin.replicaof("127.0.0.1", primary.port)
+        until(lambda: _follows(self), f"{self.port} follows {primary.port}")
+
+    def cut_replicas(self) -> None:
+        """Its replicas lag from now on: they are cut off, and may not come back."""
+        self.admin.execute_command("ACL SETUSER", "default", "-psync", "-sync")
+        self.admin.execute_command("CLIENT KILL", "TYPE", "replica")
+
     def end(self) -> None:
         """End it, in whatever state it is."""
         self.admin.close()
@@ -232,6 +247,27 @@ class RedisCluster:
         for server in (target, source):
             server.admin.execute_command("CLUSTER SETSLOT", slot, "NODE", self.node_id(target))
 
+    def give(self, slot: int, target: Server) -> Server:
+        """Give a slot without keys to a primary; returns its owner before, when all nodes know."""
+        source = self.owner(slot)
+        state = "CLUSTER SETSLOT"
+        target.admin.execute_command(state, slot, "IMPORTING", self.node_id(source))
+        source.admin.execute_command(state, slot, "MIGRATING", self.node_id(target))
+        self.end_move(slot, source, target)
+        until(
+            lambda: all(self._named_owner(each, slot) == target.port for each in self.servers),
+            f"all nodes know the new owner of slot {slot}",
+        )
+        return source
+
+    def _named_owner(self, server: Server, slot: int) -> int | None:
+        """The port of the owner of a slot, as one of the nodes sees it."""
+        for name, node in self.view(server).items():
+            ranges = [[int(part) for part in each] for each in node["slots"] if each[0].isdigit()]
+            if "master" in node["flags"] and any(each[0] <= slot <= each[-1] for each in ranges):
+                return int(name.rpartition(":")[2])
+        return None
+
     def end(self) -> None:
         """End all servers."""
         for server in self.servers:
@@ -249,8 +285,7 @@ class SentinelSet:
         self.servers = [Server(folder, free_port(), *settings) for _ in range(3)]
         first = self.servers[0]
         for server in self.servers[1:]:
-            server.admin.replicaof("127.0.0.1", first.port)
-        until(lambda: all(map(_follows, self.servers[1:])), "the replicas follow")
+            server.follow(first)
         watch = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {first.port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
@@ -291,9 +326,21 @@ class SentinelSet:
         return {int(each.admin.execute_command(ask, SERVICE)[1]) for each in self.sentinels}
 
     def fail_over(self, slot: int = 0) -> Server:
-        """A planned failover; returns the new primary."""
+        """A planned failover; returns the new primary.
+
+        On a busy machine a replica may not be promoted within failover-timeout. Then the Sentinel
+        gives the failover up, and it is asked again, as an operator would.
+        """
         before = self.primary()
-        self.sentinels[0].admin.execute_command("SENTINEL FAILOVER", SERVICE)
+        asked = self.sentinels[0].admin
+
+        def replaced() -> bool:
+            state = asked.sentinel_master(SERVICE)
+            if state["port"] == before.port and "failover_in_progress" not in state["flags"]:
+                asked.execute_command("SENTINEL FAILOVER", SERVICE)
+            return state["port"] != before.port
+
+        until(replaced, "the Sentinel has replaced the primary")
         return self.primary_other_than(before)
 
     def primary_other_than(self, before: Server) -> Server:

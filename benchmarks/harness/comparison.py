@@ -17,7 +17,8 @@ README = BENCHMARKS.parent / "README.md"
 FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
 SPEED = ("<!-- speed: begin -->", "<!-- speed: end -->")
 HEAD = ("measured", "Tenure", "best other system", "Tenure / other", "raw results")
-_OWN = re.compile(r"tenure|bare_")  # no peers: our own contenders, and our scripts without a worker
+# No peers: our own contenders, and our scripts without a worker.
+_OWN = re.compile(r"tenure|bare_|primaries_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ FIGURES_SHOWN = (
         lower=True,
     ),
     Figure("omniq", "jobs per second on an OmniQ queue", "jobs/s", "tenure_omniq"),
+    Figure(
+        "cluster",
+        "Redis CPU per job of a queue over three primaries, us",
+        "Redis CPU us/job",
+        "primaries_3",
+        lower=True,
+        others=("-",),
+    ),
     Figure("inbox", "jobs per second on PostgreSQL", "jobs/s", "tenure_inbox"),
     Figure("plane", "jobs per second over HTTP", "jobs/s", "tenure_plane"),
     Figure("sse", "live event to 5,000 browsers, p99 in ms", "p99 ms", lower=True),
@@ -75,7 +84,7 @@ def refreshed(page: str, folder: Path = RESULTS) -> str:
     """The page with the figures that `folder` holds now."""
     lines = [_row(HEAD), _row(["---"] * len(HEAD))]
     lines += [_row(_cells(figure, folder)) for figure in _figures(folder)]
-    return _between(page, FIGURES, "\n\n" + "\n".join([*lines, "", *_missed(folder)]) + "\n\n")
+    return between(page, FIGURES, "\n\n" + "\n".join([*lines, "", *_missed(folder)]) + "\n\n")
 
 
 def speed(readme: str, folder: Path = RESULTS) -> str:
@@ -84,7 +93,7 @@ def speed(readme: str, folder: Path = RESULTS) -> str:
     everywhere = sorted(
         float(_compared(FIGURES_SHOWN[0], path.parent)[2]) for path in folder.rglob("noop.md")
     )
-    return _between(
+    return between(
         readme,
         SPEED,
         f"\n  One worker process runs {own} no-op jobs per second, {ratio} times as many as the\n"
@@ -100,11 +109,12 @@ def write_page(folder: Path = RESULTS, page: Path = PAGE, readme: Path = README)
     readme.write_text(speed(readme.read_text(), folder))
 
 
-def _between(text: str, marks: tuple[str, str], new: str) -> str:
+def between(text: str, marks: tuple[str, str], new: str) -> str:
+    """The text with something new between two marks."""
     before, _, rest = text.partition(marks[0])
     _, found, after = rest.partition(marks[1])
     if not found:
-        raise ValueError(f"the page needs {marks[0]} and {marks[1]}")
+        raise ValueError(f"the page needs the lines {marks[0]} and {marks[1]}")
     return f"{before}{marks[0]}{new}{marks[1]}{after}"
 
 

@@ -21,6 +21,7 @@ OURS = (
     *("tenure", "tenure_bullmq", "tenure_omniq", "bare_pipelines"),
     *("tenure_inbox", "tenure_inbox_sqlite", "tenure_plane", "bare_sql"),
     *("tenure_inbox_events", "tenure_inbox_sqlite_events"),
+    *("primaries_1", "primaries_2", "primaries_3"),
 )
 """Contenders that are not peers: ratios are to the best of the others."""
 

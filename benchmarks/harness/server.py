@@ -10,10 +10,11 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from harness import processes
 from harness.resp import Link
@@ -38,7 +39,9 @@ class Spent:
 class PrivateRedis:
     """A redis-server that nobody else knows of; a context manager."""
 
-    def __init__(self, *, aof: Aof = "off", clients: int = 2_000) -> None:
+    def __init__(
+        self, *, aof: Aof = "off", clients: int = 2_000, settings: Sequence[str] = ()
+    ) -> None:
         # The one that `tenure up` would start here: the machine's own, else the wheel's.
         program = redis_program()
         self.folder = Path(tempfile.mkdtemp(prefix="tenure-bench-"))
@@ -47,7 +50,7 @@ class PrivateRedis:
         self.port = free_port()
         processes.allow_open_files(clients + 512)
         self._cpu_before_s = 0.0
-        options = _options(self.port, self.socket, self.folder, aof, clients)
+        options = [*_options(self.port, self.socket, self.folder, aof, clients), *settings]
         if tracks_latency(program):
             options += ["--latency-tracking", "no"]
         environment = redis_environment(program)
@@ -94,10 +97,15 @@ class PrivateRedis:
                 scripts += calls
         return Spent(self._cpu_s() - self._cpu_before_s, commands, scripts)
 
+    def network_bytes(self) -> int:
+        """What came in and went out since the last reset."""
+        stats = self._link.info("stats")
+        return int(stats["total_net_input_bytes"]) + int(stats["total_net_output_bytes"])
+
     def used_memory_mb(self) -> float:
         return int(self._link.info("memory")["used_memory"]) / 1e6
 
-    def call(self, *words: str | int) -> object:
+    def call(self, *words: str | int) -> Any:
         """Any command, for scenarios."""
         return self._link.call(*words)
 

@@ -8,7 +8,7 @@ from harness.scenario import Scenario
 
 NAMES = (
     *("noop", "enqueue", "latency", "rss", "sse", "kill"),
-    *("bullmq", "depth", "omniq", "inbox", "claims", "webhooks", "plane"),
+    *("bullmq", "depth", "omniq", "inbox", "claims", "webhooks", "plane", "cluster"),
 )
 PIPELINE = ("pipeline_capture", "pipeline_audit", "pipeline_enqueue")
 """Need Spark, so `all` leaves them out."""

@@ -145,6 +145,7 @@ class Client:
         return cls(queue_url())
 
     def __enter__(self) -> Client:
+        _running().run(self._here().__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,10 @@ import asyncio
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.cuts import cuts
+from tests.chaos.failover import WAYS, failover
 from tests.chaos.garbage import garbage
 from tests.chaos.planted import EVERY
 from tests.chaos.scenario import SCENARIOS
@@ -28,8 +30,14 @@ BEHIND_A_GATEWAY = {
 ONLY_REDIS = {
     "lost-replies": "goes through a proxy that speaks the protocol of Redis",
     "emptied": "takes all data from a Redis",
+    "failover": "is about clusters and Sentinels of Redis",
 }
-EVERYTHING = {**SCENARIOS, **BEHIND_A_GATEWAY, "garbage": garbage}
+EVERYTHING: dict[str, Any] = {
+    **SCENARIOS,
+    **BEHIND_A_GATEWAY,
+    "garbage": garbage,
+    "failover": failover,
+}
 
 
 def _arguments() -> argparse.Namespace:
@@ -42,6 +50,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=2_000, help="of the hostile writer (garbage)")
     parser.add_argument("--seconds", type=float, default=0, help="instead of --rounds (garbage)")
+    parser.add_argument("--topology", choices=sorted(WAYS), default="", help="(failover)")
+    parser.add_argument("--replicas", type=int, default=1, help="that submits wait for (failover)")
+    parser.add_argument("--each", type=int, default=1, help="times each of the ways (failover)")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--lease-ms", type=int, default=1_500)
@@ -56,6 +67,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(
             f"{asked.scenario} {why}; {asked.contract} is not in one: give one of {others}"
         )
+    if (asked.scenario == "failover") != bool(asked.topology):
+        parser.error("failover takes place on a topology, and nothing else does: give --topology")
     return asked
 
 
@@ -73,9 +86,13 @@ def main() -> int:
         fsync=asked.fsync,
         patience_s=asked.patience_s,
         planted=asked.planted,
+        topology=asked.topology,
+        replicas=asked.replicas,
     )
-    sizes = {"rounds": asked.rounds, "seconds": asked.seconds}
-    sizes = sizes if asked.scenario == "garbage" else {}
+    sizes = {
+        "garbage": {"rounds": asked.rounds, "seconds": asked.seconds},
+        "failover": {"each": asked.each},
+    }.get(asked.scenario, {})
     report = asyncio.run(EVERYTHING[asked.scenario](setup, **sizes))
     print(report.as_json().decode() if asked.json else f"{report}\n  logs       {setup.folder}")
     return 0 if report.ok else 1

@@ -20,7 +20,9 @@ PAGE = 2_000
 EVENTS_READ_OF_JOBS = 100
 # Clients that lost the store, or stood still, need a moment to come back to work.
 AFTERMATH_MS = 3_000
-STORE_FAULTS = ("kill store", "empty store")
+REPLACED = ("planned failover", "kill primary", "move slot")
+"""Another server has the queue's slot afterwards."""
+STORE_FAULTS = ("kill store", "empty store", "cut replicas", *REPLACED)
 STARVED = "starved machine"
 """Processes that were ready to run were not run: the machine had other things to do."""
 ENDS_OF_A_LEASE = ("complete", "retry", "bury", "snooze", "release", "reap", "cancel")
@@ -125,13 +127,15 @@ def recovery_ms(
                 found[fault.kind] += _first_after(claims, fault)
             case "kill gateway":
                 found[fault.kind] += _first_after(http_ok_ms, fault)
+            case kind if kind in REPLACED:
+                found[kind] += _first_claims(leases, fault)
     return dict(found)
 
 
 def _hit(leases: Sequence[Held], fault: Injected) -> Iterator[Held]:
     for lease in leases:
         held = lease.from_ms <= fault.begin_ms and (not lease.to_ms or lease.to_ms > fault.begin_ms)
-        if held and lease.ended_by in ("", "reap") and _is_of(lease, fault.workers):
+        if held and lease.ended_by in ("", "reap") and is_of(lease, fault.workers):
             yield lease
 
 
@@ -150,10 +154,10 @@ def _explains(fault: Injected, lease: Held) -> bool:
         return while_held
     if fault.kind.startswith("lost reply"):
         return while_held and lease.worker_id.startswith(f"{fault.target}.")
-    return while_held and _is_of(lease, fault.workers)
+    return while_held and is_of(lease, fault.workers)
 
 
-def _is_of(lease: Held, workers: Sequence[str]) -> bool:
+def is_of(lease: Held, workers: Sequence[str]) -> bool:
     """Contracts show a worker's name as it is, or joined with its boot."""
     return lease.worker_id.startswith(tuple(f"{worker}-" for worker in workers)) or (
         lease.worker_id in workers
@@ -178,6 +182,19 @@ def outcomes_lost(
         hit = ((lease.job_id, lease.fence) for lease in _hit(leases, fault))
         lost |= {lease for lease in hit if lease in ended_ms and ended_ms[lease] <= by_ms}
     return len(lost)
+
+
+def _first_claims(leases: Sequence[Held], fault: Injected) -> list[int]:
+    """From the begin of the fault to the first claim of each worker from the server that is left.
+
+    Claims from before its end may be those of the server that was replaced.
+    """
+    later = [lease for lease in leases if lease.from_ms >= fault.end_ms]
+    firsts = (
+        next((lease.from_ms for lease in later if is_of(lease, [worker])), 0)
+        for worker in fault.workers
+    )
+    return [ms - fault.begin_ms for ms in firsts if ms]
 
 
 def _away(away: Sequence[tuple[int, int]], fault: Injected, lease: Held) -> int:

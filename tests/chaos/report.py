@@ -15,14 +15,23 @@ import msgspec
 
 from tenure.core.encoding import short_hash
 from tenure.core.journal import JournalEvent
-from tests.chaos.effects import Effects
+from tests.chaos.effects import Effect, Effects
 from tests.chaos.faults import Injected
-from tests.chaos.history import Held, outcomes_lost, quantile, unexplained
+from tests.chaos.history import (
+    AFTERMATH_MS,
+    REPLACED,
+    Held,
+    is_of,
+    outcomes_lost,
+    quantile,
+    unexplained,
+)
 from tests.chaos.load import Load
 from tests.chaos.verdict import INVARIANTS, Verdict, machine_of
 
 SLACK_MS = 2_000
 LONGEST_SEARCH_MS = 1_000
+WORKS_AGAIN_WITHIN_MS = 15_000
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -146,14 +155,8 @@ def check_starts(
     bound = sum(fault.slots for fault in faults) + failures + unsettled
     handed_back = verdict.by_type.get("release", 0)
     ran = len(effects.starts) - len({effect.job_id for effect in effects.starts})
-    odd = unexplained(leases, faults)
-    reaped = sum(lease.ended_by == "reap" for lease in leases)
     return [
-        Check(
-            "every lease that ran out had a fault behind it",
-            not odd,
-            f"{reaped} ran out, {len(odd)} for no reason {[lease.job_id for lease in odd[:3]]}",
-        ),
+        _check_reaped(leases, faults),
         Check(
             "starts beyond the first stay within what the faults can cost",
             ran <= bound and verdict.duplicate_starts - handed_back <= bound,
@@ -163,6 +166,79 @@ def check_starts(
             "that were under way and lost",
         ),
     ]
+
+
+def _check_reaped(leases: Sequence[Held], faults: Sequence[Injected]) -> Check:
+    odd = unexplained(leases, faults)
+    reaped = sum(lease.ended_by == "reap" for lease in leases)
+    return Check(
+        "every lease that ran out had a fault behind it",
+        not odd,
+        f"{reaped} ran out, {len(odd)} for no reason {[lease.job_id for lease in odd[:3]]}",
+    )
+
+
+def check_starts_again(
+    effects: Effects, faults: Sequence[Injected], leases: Sequence[Held]
+) -> list[Check]:
+    """Where a replica was promoted, each start beyond a job's first has a fault before it.
+
+    The replica may not know of the job's last claim, or of its end a moment before the fault.
+    """
+    ended_ms = {(e.job_id, e.fence, e.worker_id): e.ms for e in effects.ends}
+    last: dict[str, Effect] = {}
+    again, odd = 0, []
+    for start in sorted(effects.starts, key=lambda effect: effect.ms):
+        before = last.get(start.job_id)
+        last[start.job_id] = start
+        if before is None:
+            continue
+        again += 1
+        until_ms = ended_ms.get((before.job_id, before.fence, before.worker_id), start.ms)
+        if not any(
+            fault.begin_ms <= until_ms + AFTERMATH_MS
+            and fault.begin_ms <= start.ms
+            and before.ms <= fault.end_ms + AFTERMATH_MS
+            for fault in faults
+        ):
+            odd.append(start.job_id)
+    return [
+        _check_reaped(leases, faults),
+        Check(
+            "a job ran again only where a fault came between",
+            not odd,
+            f"{again} more starts than jobs, {len(odd)} for no reason {odd[:3]}",
+        ),
+    ]
+
+
+def check_replaced(recovery: Mapping[str, list[int]], faults: Sequence[Injected]) -> Check:
+    """Every worker has work again within 15 s after each time that a server was replaced."""
+    struck = [fault for fault in faults if fault.kind in REPLACED]
+    times = [ms for kind in REPLACED for ms in recovery.get(kind, ())]
+    wanted = sum(len(fault.workers) for fault in struck)
+    return Check(
+        "every worker works again in time after each fault",
+        bool(struck) and len(times) == wanted and max(times) <= WORKS_AGAIN_WITHIN_MS,
+        f"{len(times)} of {wanted}, at most {max(times, default=0)} ms of {WORKS_AGAIN_WITHIN_MS}",
+    )
+
+
+def check_lagged(effects: Effects, leases: Sequence[Held], faults: Sequence[Injected]) -> Check:
+    """A replica that lagged behind knows nothing of some of the work: else nothing was at stake."""
+    known = {(lease.job_id, lease.fence): lease for lease in leases}
+    unknown = [
+        start
+        for start in effects.starts
+        if (lease := known.get((start.job_id, start.fence))) is None
+        or not is_of(lease, [start.worker_id])
+    ]
+    cut = sum(fault.kind == "cut replicas" for fault in faults)
+    return Check(
+        "replicas that lagged were promoted without some of the work",
+        bool(unknown) or not cut,
+        f"{len(unknown)} handler starts that the promoted replicas did not know, {cut} cuts",
+    )
 
 
 def check_effects(events: Sequence[JournalEvent], effects: Effects) -> Check:

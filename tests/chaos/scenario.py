@@ -72,7 +72,7 @@ async def kills(setup: Setup, **counts: int) -> Report:
         more = [await _stale_refused(stage, least=1)]
         if "kill gateway" in wanted:
             more.append(_killed_while_posting(stage, wanted["kill gateway"]))
-        return await stage.judge("kills", expected=_all_done(stage), planned=wanted, more=more)
+        return await stage.judge("kills", expected=all_done(stage), planned=wanted, more=more)
 
 
 def _feeds(stage: Stage) -> list[Coroutine[Any, Any, None]]:
@@ -105,7 +105,8 @@ def _killed_while_posting(stage: Stage, planned: int) -> Check:
     )
 
 
-def _all_done(stage: Stage, *, failed: int = 0) -> dict[str, int]:
+def all_done(stage: Stage, *, failed: int = 0) -> dict[str, int]:
+    """How many jobs shall be in which final state."""
     done, buried, *_ = machine_of(stage.setup.contract).final
     return {done: len(stage.load.wanted) - failed, buried: failed}
 
@@ -144,7 +145,7 @@ async def _stop_all(
     leases: tuple[float, float] = (1.5, 3.0),
 ) -> Report:
     over = asyncio.Event()
-    jobs = _endless(stage, stage.rng("jobs"), over, work_ms)
+    jobs = endless(stage, stage.rng("jobs"), over, work_ms)
     feed = stage.load.feed(stage.library(), jobs, batch=6, pause_s=pause_s)
     feeding = asyncio.create_task(feed)
     rng = stage.rng("stops")
@@ -153,7 +154,7 @@ async def _stop_all(
     await feeding
     late = await _stale_refused(stage, least=each)
     planned = {"stop worker": len(members) * each}
-    return await stage.judge(name, expected=_all_done(stage), planned=planned, more=[late])
+    return await stage.judge(name, expected=all_done(stage), planned=planned, more=[late])
 
 
 async def _stale_refused(stage: Stage, *, least: int) -> Check:
@@ -203,7 +204,7 @@ def _answered(stage: Stage) -> set[tuple[str, int]]:
     return {(seen.job_id, seen.fence) for seen in read_settles(stage.folder)}
 
 
-def _endless(
+def endless(
     stage: Stage, rng: Random, over: asyncio.Event, work_ms: tuple[int, int]
 ) -> Iterator[Wanted]:
     """Jobs until told that it is enough, but not fewer than the run's size."""
@@ -253,9 +254,7 @@ async def _lose(stage: Stage, proxies: list[LossyProxy], each: int, rng: Random)
     stage.effects.refresh()
     ran = len(stage.effects.starts) - len({effect.job_id for effect in stage.effects.starts})
     once = Check("every handler ran once", ran == 0, f"{ran} ran again")
-    return await stage.judge(
-        "lost-replies", expected=_all_done(stage), planned=planned, more=[once]
-    )
+    return await stage.judge("lost-replies", expected=all_done(stage), planned=planned, more=[once])
 
 
 async def _lose_often(
@@ -324,7 +323,7 @@ async def blocking(setup: Setup) -> Report:
             ),
         ]
         planned = {"blocked worker": len(blockers)}
-        return await stage.judge("blocking", expected=_all_done(stage), planned=planned, more=more)
+        return await stage.judge("blocking", expected=all_done(stage), planned=planned, more=more)
 
 
 async def poison(
@@ -360,7 +359,7 @@ async def poison(
         ]
         return await stage.judge(
             "poison" if after_ms else "poison-at-once",
-            expected=_all_done(stage, failed=poisons),
+            expected=all_done(stage, failed=poisons),
             planned={"death": lost_max},
             deaths=range(lost_max, poisons * lost_max + 1),
             more=more,
@@ -390,7 +389,7 @@ async def emptied(setup: Setup) -> Report:
         same = {name: member.pid for name, member in stage.herd.members.items()} == pids
         more = [Check("nobody was restarted", same, f"{len(pids)} processes")]
         return await stage.judge(
-            "emptied", expected=_all_done(stage), planned={"empty store": 1}, more=more
+            "emptied", expected=all_done(stage), planned={"empty store": 1}, more=more
         )
 
 

@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 
+from tenure.core.journal import JournalEvent
 from tenure.core.registry import open_ledger
 from tests.chaos import report as judging
 from tests.chaos.effects import Effects
@@ -39,8 +40,9 @@ from tests.chaos.history import (
 from tests.chaos.load import HttpChannel, LibraryChannel, Load
 from tests.chaos.report import Check, Report
 from tests.chaos.sql_subjects import SQL_SUBJECTS
-from tests.chaos.subject import SUBJECTS, Fsync
-from tests.chaos.verdict import check, machine_of
+from tests.chaos.subject import SUBJECTS, Fsync, Subject
+from tests.chaos.topology import Topology, TopologySubject
+from tests.chaos.verdict import Verdict, check, machine_of
 from tests.ports import free_port
 
 LOOK_EVERY_S = 0.05
@@ -49,7 +51,10 @@ AHEAD_MAX = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The size of a run and its seed. `planted` breaks the herd's scripts on purpose."""
+    """The size of a run and its seed. `planted` breaks the herd's scripts on purpose.
+
+    With a `topology` the store is a cluster or a Sentinel set, and submits wait for `replicas`.
+    """
 
     folder: Path
     contract: str = "streams"
@@ -62,6 +67,29 @@ class Setup:
     patience_s: float = 60.0
     planted: str = ""
     repeat: str = ""
+    topology: Topology = ""
+    replicas: int = 1
+
+    @property
+    def store(self) -> str:
+        """What the jobs are kept in, for the report."""
+        if self.topology:
+            return f"{self.topology} without a file, replicas={self.replicas}"
+        return f"append-only file, fsync {self.fsync}"
+
+    def subject(self, **options: int) -> Subject:
+        """The contract on its store, not started."""
+        options = {"lease_ms": self.lease_ms, "lost_max": 50, **options}
+        if self.topology:
+            return TopologySubject(
+                self.contract,
+                self.folder,
+                topology=self.topology,
+                replicas=self.replicas,
+                **options,
+            )
+        known = {**SUBJECTS, **SQL_SUBJECTS}
+        return known[self.contract](self.folder, fsync=self.fsync, **options)
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -76,9 +104,7 @@ class Stage:
         self.setup = setup
         self.folder = setup.folder
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = {"lease_ms": setup.lease_ms, "lost_max": 50, **options}
-        known = {**SUBJECTS, **SQL_SUBJECTS}
-        self.subject = known[setup.contract](self.folder, fsync=setup.fsync, **options)
+        self.subject = setup.subject(**options)
         self.herd = Herd(self.folder)
         self.effects = Effects(self.folder)
         self.load = self.new_load()
@@ -229,6 +255,7 @@ class Stage:
         more: Sequence[Check] = (),
     ) -> Report:
         """Wait for quiet, end the herd in good order, read everything, decide."""
+        setup = self.setup
         quiet = await self.quiesce()
         codes = await self.herd.end(kindly=True)
         url = self.subject.url()
@@ -250,11 +277,11 @@ class Stage:
             Check("everything ended in time", quiet, f"patience {self.setup.patience_s:.0f} s"),
             *judging.check_submits(self.load, events),
             judging.check_ends(self.setup.contract, events, expected),
-            *judging.check_starts(verdict, self.effects, injected, leases_of(events)),
+            *self._check_starts(verdict, events),
             judging.check_effects(events, self.effects),
             judging.check_residue(await self.subject.residue()),
             judging.check_faults(injected, planned, events),
-            judging.check_recovery(recovery, self._patience_ms(), planned),
+            *self._check_recovery(recovery, planned, events),
             Check("no process died by itself but by plan", died in deaths, f"{died} deaths"),
             Check("the herd drained in good order", not unclean, f"exit codes {codes}"),
             *more,
@@ -267,7 +294,7 @@ class Stage:
             jobs=len(self.load.wanted),
             seconds=round(time.monotonic() - self.began, 1),
             lease_ms=self.setup.lease_ms,
-            store=f"append-only file, fsync {self.setup.fsync}",
+            store=setup.store,
             faults=self.faults.by_kind,
             counts={
                 "events": verdict.events,
@@ -285,12 +312,35 @@ class Stage:
         self._keep(made, events)
         return made
 
+    def _check_starts(self, verdict: Verdict, events: Sequence[JournalEvent]) -> list[Check]:
+        """A replica that is promoted may not know of claims and ends, so those are not counted."""
+        leases, injected = leases_of(events), self.faults.injected
+        if self.setup.topology:
+            return judging.check_starts_again(self.effects, injected, leases)
+        return judging.check_starts(verdict, self.effects, injected, leases)
+
+    def _check_recovery(
+        self,
+        recovery: Mapping[str, list[int]],
+        planned: Mapping[str, int],
+        events: Sequence[JournalEvent],
+    ) -> list[Check]:
+        if not self.setup.topology:
+            return [judging.check_recovery(recovery, self._patience_ms(), planned)]
+        injected = self.faults.injected
+        return [
+            judging.check_replaced(recovery, injected),
+            judging.check_lagged(self.effects, leases_of(events), injected),
+        ]
+
     def _repeat(self, scenario: str) -> str:
         setup = self.setup
         words = ["python", "-m", "tests.chaos", scenario, "--contract", setup.contract]
         words += ["--seed", str(setup.seed), "--jobs", str(setup.jobs)]
         words += ["--workers", str(setup.workers), "--concurrency", str(setup.concurrency)]
         words += ["--lease-ms", str(setup.lease_ms), "--fsync", setup.fsync]
+        if setup.topology:
+            words += ["--topology", setup.topology, "--replicas", str(setup.replicas)]
         if setup.planted:
             words += ["--planted", setup.planted]
         return shlex.join(words)

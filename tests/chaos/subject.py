@@ -81,7 +81,7 @@ class Profile:
 
     name: str
     scripts: dict[str, Script]
-    residue: Callable[[Redis], Awaitable[dict[str, int]]]
+    residue: Callable[[Redis, Mapping[str, Any]], Awaitable[dict[str, int]]]
     query: Callable[[dict[str, int]], dict[str, object]]
     jobs_path: str = ""
     verbs: Mapping[str, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class RedisSubject:
 
     def url(self, store_url: str = "") -> str:
         query = "&".join(f"{name}={value}" for name, value in self._query.items())
-        return f"{self.name}+{store_url or self._server.url}?{query}"
+        return f"{self.name}+{store_url or self.store_url}?{query}"
 
     async def start(self) -> None:
         await asyncio.to_thread(self._server.start)
@@ -158,7 +158,7 @@ class RedisSubject:
 
     async def residue(self) -> dict[str, int]:
         async with self._client() as redis:
-            return await self._profile.residue(redis)
+            return await self._profile.residue(redis, self._query)
 
     async def _until_no_fsync(self) -> None:
         """An fsync begins with the first write of a second; a good way into it, it is over."""
@@ -172,15 +172,15 @@ class RedisSubject:
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Redis]:
-        redis = Redis(self._server.url, name="chaos")
+        redis = Redis(self.store_url, name="chaos")
         try:
             yield redis
         finally:
             await redis.close()
 
 
-async def _streams_residue(redis: Redis) -> dict[str, int]:
-    stream, _, delayed, *_ = streams.keys("")
+async def _streams_residue(redis: Redis, query: Mapping[str, Any]) -> dict[str, int]:
+    stream, _, delayed, *_ = streams.keys(query.get("namespace", ""))
     pending = await redis.call("XPENDING", stream, streams.GROUP)
     return {
         "stream entries": await redis.call("XLEN", stream),
@@ -189,9 +189,9 @@ async def _streams_residue(redis: Redis) -> dict[str, int]:
     }
 
 
-async def _bullmq_residue(redis: Redis) -> dict[str, int]:
+async def _bullmq_residue(redis: Redis, query: Mapping[str, Any]) -> dict[str, int]:
     """Everything that BullMQ keeps of a job that has not ended, and the locks."""
-    prefix = bullmq.Options().key_prefix
+    prefix = bullmq.Options(prefix=query.get("prefix", "bull")).key_prefix
     wait, active, prioritized, delayed, paused, *_ = bullmq.keys(prefix)
     lists = {name: await redis.call("LLEN", name) for name in (wait, active, paused)}
     sets = {name: await redis.call("ZCARD", name) for name in (prioritized, delayed)}
@@ -208,9 +208,9 @@ def _bullmq_query(options: dict[str, int]) -> dict[str, object]:
 _OMNIQ_QUEUE = "chaos"
 
 
-async def _omniq_residue(redis: Redis) -> dict[str, int]:
+async def _omniq_residue(redis: Redis, query: Mapping[str, Any]) -> dict[str, int]:
     """Lanes of jobs that have not ended, and the slots of groups."""
-    base = f"{{{_OMNIQ_QUEUE}}}"
+    base = f"{{{query['queue']}}}"
     left = {
         "waiting": await redis.call("LLEN", f"{base}:wait"),
         "active": await redis.call("ZCARD", f"{base}:active"),
@@ -267,8 +267,9 @@ OMNIQ = Profile(
     query=_omniq_query,
     verbs={"publish": "submit"},
 )
+PROFILES = {profile.name: profile for profile in (STREAMS, BULLMQ, OMNIQ)}
 ON_REDIS: dict[str, Callable[..., Subject]] = {
-    profile.name: partial(RedisSubject, profile) for profile in (STREAMS, BULLMQ, OMNIQ)
+    name: partial(RedisSubject, profile) for name, profile in PROFILES.items()
 }
 SUBJECTS = ON_REDIS | {"plane": PlaneSubject}
 

@@ -16,12 +16,17 @@ from typing import Protocol, TypeVar
 from tenure.contracts.memory import MemoryQueue, SharedStore, forget, share
 from tenure.contracts.memory.store import MemoryOptions, MemoryStore
 from tenure.contracts.streams.queue import SCRIPTS
+from tenure.contracts.streams.shards import shard_of
 from tenure.core.errors import ReplyLost
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Journal, Ledger, Queue
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.bullmq.adapter import BullmqAdapter
-from tests.contract.inbox_stage import PostgresInboxAdapter, SqliteInboxAdapter
+from tests.contract.inbox_stage import (
+    PgbouncerInboxAdapter,
+    PostgresInboxAdapter,
+    SqliteInboxAdapter,
+)
 from tests.contract.omniq.adapter import OmniqAdapter
 from tests.contract.plane_stage import (
     PostgresPlaneAdapter,
@@ -30,6 +35,7 @@ from tests.contract.plane_stage import (
     SqlitePlaneAdapter,
 )
 from tests.contract.stages import StoredStage, Words, query_of, redis_stage
+from tests.postgres_topologies import PgBouncer, pgbouncer
 from tests.redis_topologies import redis_cluster, sentinel_set
 
 T = TypeVar("T")
@@ -44,6 +50,8 @@ CAPABILITIES = {
     "lost_is_attempt": "a lease that ran out counts against the job's own attempts",
     "stored_schedules": "its schedules are records, and workers store the jobs that are due",
     "flows": "jobs can be chained and gathered",
+    "one_order": "what was submitted first is claimed first, over the whole queue",
+    "exact_depth": "a full queue holds as many jobs as its limit says, not about as many",
     "retention": "upkeep removes jobs that finished long ago, at a time the store's clock decides",
 }
 """What a contract may lack, and what it means to have it."""
@@ -168,6 +176,7 @@ class MemoryAdapter:
 # --- streams -----------------------------------------------------------------------------------
 
 
+SHARDS = 3
 _STREAMS_WORDS = Words("queued", "running", "done", "error", "canceled")
 
 
@@ -202,6 +211,22 @@ class StreamsAdapter:
         )
 
 
+class ShardedStreamsAdapter(StreamsAdapter):
+    """The same with three shards; a proxy before one server needs all of them on it."""
+
+    name = "streams_shards"
+    cannot: Mapping[str, str] = {
+        **StreamsAdapter.cannot,
+        "one_order": "each shard has an order of its own",
+        "exact_depth": "each shard has its part of the limit, and jobs spread by chance",
+    }
+
+    async def open(self, **options: int) -> StoredStage:
+        stage = await super().open(**options, shards=SHARDS)
+        stage.line_of = lambda job_id: str(shard_of(job_id, SHARDS))
+        return stage
+
+
 # --- all ---------------------------------------------------------------------------------------
 
 
@@ -213,6 +238,7 @@ class Servers:
         self._topology_url = ""
         self._redis: EmbeddedRedis | None = None
         self._postgres: EmbeddedPostgres | None = None
+        self._poolers: dict[str, PgBouncer] = {}
 
     def redis(self) -> str:
         """The URL of a private Redis; `TENURE_REDIS_URL` names another one.
@@ -235,7 +261,16 @@ class Servers:
         return self._redis.url
 
     def postgres(self) -> str:
-        """The URL of a private PostgreSQL; `TENURE_POSTGRES_URL` names another one."""
+        """The URL of a private PostgreSQL; `TENURE_POSTGRES_URL` names another one.
+
+        With `TENURE_POSTGRES_TOPOLOGY=pgbouncer` it is that of a PgBouncer in transaction mode.
+        """
+        if os.environ.get("TENURE_POSTGRES_TOPOLOGY") == "pgbouncer":
+            return self.pgbouncer("transaction").url
+        return self.postgres_itself()
+
+    def postgres_itself(self) -> str:
+        """The URL of the server itself."""
         given = os.environ.get("TENURE_POSTGRES_URL")
         if given:
             return given
@@ -243,6 +278,14 @@ class Servers:
             self._postgres = EmbeddedPostgres()
             self._postgres.start()
         return self._postgres.url
+
+    def pgbouncer(self, mode: str) -> PgBouncer:
+        """A private PgBouncer before the server, in `session` or `transaction` mode."""
+        if mode not in self._poolers:
+            self._poolers[mode] = self._topology.enter_context(
+                pgbouncer(self.postgres_itself(), mode)
+            )
+        return self._poolers[mode]
 
     def stop(self) -> None:
         self._topology.close()
@@ -260,9 +303,12 @@ def adapters(servers: Servers) -> dict[str, Adapter]:
         OmniqAdapter(servers.redis),
         SqliteInboxAdapter(),
         PostgresInboxAdapter(servers.postgres),
+        PgbouncerInboxAdapter(lambda: servers.pgbouncer("transaction").url),
         SqlitePlaneAdapter(),
         PostgresPlaneAdapter(servers.postgres),
         RedisPlaneAdapter(servers.redis),
         PostgresRedisPlaneAdapter(servers.postgres, servers.redis),
     ]
+    if os.environ.get("TENURE_REDIS_TOPOLOGY") != "cluster":
+        every.append(ShardedStreamsAdapter(servers.redis))
     return {adapter.name: adapter for adapter in every}

@@ -8,9 +8,10 @@ the contract can do that; what a contract cannot do is listed at the end of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
+import msgspec
 import pytest
 
 from tenure.core.job import JobEvent
@@ -18,7 +19,7 @@ from tenure.core.journal import JournalEvent
 from tenure.core.registry import contract_names
 from tenure.core.seam import Query, is_full
 from tests.chaos.verdict import Snapshot, check
-from tests.contract.adapters import CAPABILITIES, Servers, Stage, adapters
+from tests.contract.adapters import CAPABILITIES, Adapter, Servers, Stage, adapters
 
 _KNOWN = adapters(Servers())
 _NAMES = sorted({*contract_names(), *_KNOWN})
@@ -42,10 +43,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     needed = {name for mark in metafunc.definition.iter_markers("needs") for name in mark.args}
     assert needed <= CAPABILITIES.keys(), f"unknown capability in {metafunc.definition.nodeid}"
+    module = metafunc.module.__name__.rpartition(".")[2]
     names = [
-        name for name in _NAMES if name not in _KNOWN or not needed & _KNOWN[name].cannot.keys()
+        name
+        for name in _NAMES
+        if name not in _KNOWN
+        or (not needed & _KNOWN[name].cannot.keys() and module in _modules(_KNOWN[name], module))
     ]
     metafunc.parametrize("contract", names)
+
+
+def _modules(adapter: Adapter, module: str) -> Collection[str]:
+    """Which modules of the suite are run over an adapter: all, unless it names some."""
+    return getattr(adapter, "modules", (module,))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -86,6 +96,8 @@ async def stage(
 async def judge(stage: Stage) -> None:
     """The history of the test that just ended must be sound, and agree with the store."""
     events = await history(stage)
+    if line_of := getattr(stage, "line_of", None):
+        events = [msgspec.structs.replace(each, queue=line_of(each.job_id)) for each in events]
     page = await stage.ledger.find(Query(limit=500))
     records = list(page.jobs)
     while page.after:

@@ -1,8 +1,8 @@
 """A wire to PostgreSQL that executes a statement and loses its answer.
 
 It knows just enough of the protocol: a client's messages after the first carry a type and a length,
-`P` prepares a statement under a name, `B` binds it, `E` executes it, and the server's `Z` says that
-all of it is done.
+`P` prepares a statement under a name, `B` binds it, `E` executes it, `Q` is a text such as `BEGIN`,
+and the server's `Z` says that all of it is done. In a transaction the answer to its commit is lost.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class _Link:
         self._swallow = False
         self._prepared: dict[bytes, bytes] = {}
         self._bound = b""
+        self._in_transaction = self._loses_commit = False
 
     async def run(self, host: str | None, port: int | None) -> None:
         server, out = await asyncio.open_connection(host, port)
@@ -116,7 +117,12 @@ class _Link:
                 _, name, _ = body.split(b"\0", 2)
                 self._bound = self._prepared.get(name, b"")
             elif head[:1] == b"E" and self._proxy.takes_the_reply(self._bound):
-                self._swallow = True
+                self._swallow = not self._in_transaction
+                self._loses_commit = self._in_transaction
+            elif head[:1] == b"Q":
+                self._in_transaction = body.startswith(b"BEGIN")
+                self._swallow = self._loses_commit and body.startswith(b"COMMIT")
+                self._loses_commit = False
             out.write(head + body)
             await out.drain()
 

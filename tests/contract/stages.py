@@ -54,7 +54,10 @@ class Staffing(Protocol):
 
 @dataclass
 class StoredStage:
-    """One isolated queue. `served_url` is where the jobs lie, if `url` is a worker's far away."""
+    """One isolated queue. `served_url` is where the jobs lie, if `url` is a worker's far away.
+
+    `line_of` tells the part of the queue that a job is in, where each part has its own order.
+    """
 
     url: str
     lease_ms: int
@@ -63,6 +66,7 @@ class StoredStage:
     lossy: Lossy
     clean: Close | None = None
     served_url: str = ""
+    line_of: Callable[[str], str] | None = None
     ledger: Ledger = field(init=False)
     journal: Journal = field(init=False)
     _closing: list[Close] = field(default_factory=list)
@@ -119,10 +123,11 @@ def redis_stage(
         single = await asyncio.to_thread(one_server, server_url, tag)
         await load_scripts(single, scripts)
         proxy = await LossyProxy(single).start()
-        queue = open_queue(f"{adapter.name}+{proxy.url}?{query}", worker_id=worker_id)
+        queue = open_queue(f"{contract}+{proxy.url}?{query}", worker_id=worker_id)
         return queue, partial(proxy.drop_reply, when=runs_a_script), proxy.stop
 
-    url = f"{adapter.name}+{server_url}?{query}"
+    contract = adapter.name.partition("_")[0]
+    url = f"{contract}+{server_url}?{query}"
     return StoredStage(url, lease_ms, adapter.cannot, words, lossy)
 
 

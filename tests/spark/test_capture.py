@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from tenure.core.errors import StoreError, UsageError
 from tenure.core.journal import StreamFormat
-from tenure.core.registry import journal_format, open_queue
+from tenure.core.registry import journal_format, journal_urls, open_queue
 from tenure.pipeline import capture as capturing
 from tenure.pipeline.capture import capture
 from tenure.pipeline.lake.place import Lake
 from tenure.pipeline.schema import ARROW, LINE_MAX, OFFSET
 from tenure.pipeline.source.offsets import Mark
+from tenure.pipeline.source.opening import journal_name
 from tenure.store.redis import BulkRedis
 from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
 
@@ -45,6 +46,28 @@ async def test_two_contracts_are_captured_event_for_event_and_nothing_twice(
         assert done.events > 250
         assert await equal(lake, *urls)
     assert capture(spark, lake, urls, once=True).events == 0
+
+
+@pytest.mark.clause("S-55")
+async def test_a_queue_with_shards_is_captured_as_one_queue(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    """Each shard is a journal of its own, read in bulk, trimmed behind what was captured of it."""
+    url = f"{streams_url}&shards=3"
+    await work(url, 50, fail_every=9)
+    capture(spark, lake, [url], once=True)
+    rows = lake_rows(lake)
+    for shard in journal_urls(url):
+        mine = [row for row in rows if row["journal"] == journal_name(shard)]
+        assert mine
+        assert without_place(mine) == as_rows(await journal_of(shard))
+    assert len(rows) == len(await journal_of(url))
+    assert {row["queue"] for row in rows} == {"jobs:stream"}
+    assert capture(spark, lake, [url], once=True).events == 0
+    jobs = spark.read.format("tenure").option("url", url).option("table", "jobs").load()
+    assert sorted(row.job_id for row in jobs.select("job_id").collect()) == sorted(
+        f"j{number}" for number in range(50)
+    )
 
 
 async def test_bounded_batches_capture_the_same(
@@ -81,7 +104,7 @@ def offset_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # Of a stream entry: its end, not its last line.
     told = {"after": 0, "upto": upto | LINE_MAX, "units": 1}
     data = msgspec.json.encode(told).decode()
-    return [{**rows[-1], "type": OFFSET, "ver": 0, "data": data}]
+    return [{**rows[-1], "type": OFFSET, "contract": "", "ver": 0, "data": data}]
 
 
 async def test_files_that_were_written_and_not_committed_do_not_count(

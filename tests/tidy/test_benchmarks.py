@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import comparison
+from benchmarks.harness import comparison, scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 50
@@ -131,3 +132,61 @@ def test_the_tables_and_the_documents_of_results_hold_the_same_figures() -> None
                 if spread is not None:
                     shapes = {f"{spread['median']:,.{digits}f}" for digits in range(4)}
                     assert any(f"| {shape} " in rows[name] for shape in shapes), (path.name, name)
+
+
+COSTS = scaling.Costs(
+    redis_us=60.0,
+    worker_us=12.0,
+    submitter_us=15.0,
+    gateway_us=120.0,
+    network_bytes=500.0,
+    kept_bytes=2_000.0,
+)
+PLAN = scaling.Plan(busy=0.6, replicas=1, kept_s=100, redis_gb=20, core_h=0.1, gb_h=0.01)
+
+
+def test_nodes_and_money_follow_from_the_costs_of_a_job() -> None:
+    """100,000 jobs a second: 6 s of Redis CPU a second, and 20 GB of jobs of the last 100 s."""
+    found = scaling.need(100_000, COSTS, PLAN)
+    assert (found.by_cpu, found.by_memory, found.primaries) == (10, 1, 10)
+    assert (found.worker_cores, found.submitter_cores, found.gateway_cores) == (2, 3, 20)
+    assert (found.queues, found.clusters, found.network_mb_per_s) == (1, 1, 50.0)
+    assert found.redis_money == pytest.approx(20 * (0.1 + 20 * 0.01) * 730)
+    assert found.worker_money == pytest.approx(2 * (0.1 + 2 * 0.01) * 730)
+
+
+def test_jobs_that_are_kept_for_long_need_primaries_for_memory() -> None:
+    longer = replace(PLAN, kept_s=86_400)
+    found = scaling.need(100_000, COSTS, longer)
+    assert (found.by_cpu, found.by_memory, found.primaries) == (10, 864, 864)
+    assert (found.queues, found.clusters) == (7, 2)
+
+
+def test_the_page_of_scaling_shows_what_follows_from_the_committed_results(
+    tmp_path: Path,
+) -> None:
+    """After new results: `benchmarks/run.py --page`. With another cost it is another page."""
+    page = scaling.PAGE.read_text()
+    assert page == scaling.refreshed(page), "run python benchmarks/run.py --page"
+    shutil.copytree(comparison.RESULTS, tmp_path, dirs_exist_ok=True)
+    results = tmp_path / "cluster.json"
+    told = json.loads(results.read_text())
+    told["contenders"]["primaries_3"]["summary"]["redis_cpu_us"]["median"] *= 2
+    results.write_text(json.dumps(told))
+    changed = scaling.refreshed(page, tmp_path)
+    assert changed != page
+    assert scaling.refreshed(changed) == page
+    with pytest.raises(ValueError, match="the page needs the lines"):
+        scaling.refreshed("no figures")
+
+
+def test_a_tiny_run_on_two_primaries_spreads_the_jobs_over_both(tmp_path: Path) -> None:
+    size = ("--jobs", "300", "--repeats", "1", "--out", str(tmp_path))
+    done = run("cluster", "--peers", "primaries_2", *size)
+    assert done.returncode in (0, 8), done.stderr
+    (figures,) = json.loads((tmp_path / "cluster.json").read_text())["contenders"]["primaries_2"][
+        "runs"
+    ]
+    assert figures["jobs_per_s"] > 0
+    assert 1 <= figures["balance"] < 1.9
+    assert figures["kept_bytes"] > figures["net_bytes"] / 10 > 0

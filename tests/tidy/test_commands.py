@@ -268,20 +268,22 @@ def test_who_is_not_root_asks_sudo_without_being_asked_for_a_password(
     assert "tests that use chromium will fail" in done.stderr
 
 
-def test_the_suite_that_needs_promtool_and_nginx_takes_them_out_of_their_packages_once(
+def test_the_suite_that_needs_promtool_nginx_and_pgbouncer_takes_them_out_of_their_packages_once(
     copy: Copy, apt: Path
 ) -> None:
     unpack = """\
         #!/bin/sh
-        mkdir -p usr/bin usr/sbin && echo >usr/bin/promtool && echo >usr/sbin/nginx
+        mkdir -p usr/bin usr/sbin && echo >usr/bin/promtool
+        echo >usr/sbin/nginx && echo >usr/sbin/pgbouncer
         chmod +x usr/*/*
     """
     copy.program(copy.path / "dpkg-deb", dedent(unpack))
+    copy.program(copy.path / "ldd", "#!/bin/sh\n")  # no library is missing
     copy.suite("contract", "def test_of_metrics(): pass")
     for _ in range(2):
         assert copy.run("bin/test", "contract").returncode == 0
-    assert apt.read_text() == "download promtool\ndownload nginx\n"
-    for name in ("promtool", "nginx"):
+    assert apt.read_text() == "download promtool\ndownload nginx\ndownload pgbouncer\n"
+    for name in ("promtool", "nginx", "pgbouncer"):
         assert (copy.root / ".tools" / name).is_file()
 
 

@@ -25,6 +25,7 @@ PUBLIC = {
         "LeaseLost",
         "NewJob",
         "NotFound",
+        "NotReplicated",
         "Park",
         "QueueFull",
         "RateLimit",

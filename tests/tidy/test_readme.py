@@ -52,7 +52,9 @@ def test_the_reference_lists_every_exit_code() -> None:
 
 
 def test_the_reference_lists_every_setting_with_variable_and_default() -> None:
-    listed = {row[0]: row[1:] for row in rows(page("docs/reference/cli.md"), "Settings")}
+    settings = rows(page("docs/reference/cli.md"), "Settings")
+    listed = {row[0]: row[1:] for row in settings}
+    assert len(listed) == len(settings)
     assert listed == {
         setting.name: [
             setting.variable,
@@ -73,7 +75,7 @@ def test_the_readme_says_of_each_contract_whether_it_is_there() -> None:
 def test_the_page_of_streams_lists_every_key() -> None:
     text = page("docs/contracts/streams.md")
     named = {name for row in rows(text, "Keys") for name in re.findall(r"jobs:\w+", row[0])}
-    assert named == {*keys(""), "jobs:quarantine", "jobs:interrupt"}
+    assert named == {*keys(""), "jobs:quarantine", "jobs:interrupt", "jobs:shards"}
 
 
 @pytest.mark.parametrize(

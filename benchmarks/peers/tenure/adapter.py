@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -13,7 +14,8 @@ from tenure import open_queue
 from tenure.core.lease import Lease, Report
 
 CHUNK = 500
-URL = f"streams+{redis_url()}"
+OPTIONS = os.environ.get("BENCH_URL_OPTIONS", "")
+URL = f"streams+{redis_url()}" + (f"?{OPTIONS}" if OPTIONS else "")
 
 
 class Producer(QueueProducer):
@@ -28,7 +30,9 @@ class Producer(QueueProducer):
             ended=("done", "error", "canceled"),
         )
         # Leases of the jobs that SSE clients follow; long, so that nobody has to extend them here.
-        self.followed_queue = open_queue(f"{URL}?lease_ms=3600000", worker_id="publisher")
+        self.followed_queue = open_queue(
+            f"{URL}{'&' if OPTIONS else '?'}lease_ms=3600000", worker_id="publisher"
+        )
         self.leases: list[Lease] = []
 
     def gateway(self, port: int) -> dict[str, Any]:

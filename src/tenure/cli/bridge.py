@@ -261,8 +261,8 @@ async def _bridge(from_url: str, to_url: str, keep: bool, plain: bool, with_work
     ledger, target = open_ledger(from_url), open_queue(to_url)
     opened: list[Ledger | Queue] = [ledger, target]
     try:
+        workers = await _count_workers(ledger)  # first: a plane over HTTP refuses this at once
         counts = await ledger.counts()
-        workers = await _count_workers(ledger)
         if workers and not with_workers:
             raise Failed(
                 Exit.CONFLICT,

@@ -19,11 +19,14 @@ from tenure.cli.config import Config, load_config
 from tenure.cli.console import Exit, answer, json_option, paint, queues_option
 from tenure.cli.gateway_client import fetch
 from tenure.core.errors import ServerError, StoreError, TenureError
+from tenure.core.journal import StreamFormat
 from tenure.core.portable import portable_counts
 from tenure.core.registry import (
     Finding,
     QueueUrl,
     contract_of,
+    journal_format,
+    journal_urls,
     make_finding,
     open_ledger,
     open_part,
@@ -32,6 +35,7 @@ from tenure.core.registry import (
 )
 from tenure.core.seam import Counts
 from tenure.store.redis import Redis
+from tenure.store.redis.placement import placement_findings
 
 _MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "red")}
 _DOWN = ("reachable", "folder", "database file")  # a problem here means that no queue can answer
@@ -57,7 +61,7 @@ def doctor_command(queue_urls: tuple[str, ...], as_json: bool) -> int:
     config = load_config()
     findings = _machine_findings(config)
     for url in config.queue_urls(queue_urls):
-        found = asyncio.run(_queue_findings(url))
+        found = asyncio.run(queue_findings(url))
         # Queues may share a store: its findings are shown once.
         findings += [finding for finding in found if finding not in findings]
     for finding in findings:
@@ -152,7 +156,7 @@ def _is_gateway(url: str) -> bool:
 # A queue, after its store.
 
 
-async def _queue_findings(url: str) -> list[Finding]:
+async def queue_findings(url: str) -> list[Finding]:
     """The findings of a store, and of its queue if the store can answer."""
     parsed = parse_url(url)
     kind = parsed.store.partition("://")[0]
@@ -268,7 +272,13 @@ async def _redis_queue_findings(url: str) -> list[Finding]:
     redis = Redis(store, name="tenure-doctor", connect_timeout_ms=2_000, timeout_ms=5_000)
     try:
         findings = await _redis_findings(redis, parsed.safe)
-        if findings[0].level == "ok" and contract.doctor is not None:
+        if findings[0].level != "ok":
+            return findings
+        if redis.is_cluster:
+            formats = [journal_format(each) for each in journal_urls(url)]
+            keys = [each.key for each in formats if isinstance(each, StreamFormat)]
+            findings += await placement_findings(redis, parsed.safe, keys)
+        if contract.doctor is not None:
             findings += await contract.doctor(parsed, redis)
         return findings
     finally:
@@ -396,28 +406,35 @@ def _database_file(path: Path) -> Finding:
 
 async def postgres_findings(store: str) -> list[Finding]:
     """Findings from the server's settings; a single one if it is unreachable."""
-    import asyncpg
+    from tenure.store.postgres import Postgres
 
-    from tenure.store.postgres import connect_arguments
-
+    database = Postgres(store, schema="public", pinned=False)
     try:
-        connection = await asyncpg.connect(**connect_arguments(store, {}))
-    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        remedy = "start it, or correct user, host and database in the queue's URL"
-        return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]
-    try:
+        shares = await database.shares_sessions()
         before_ms = time.time() * 1000
-        row = await connection.fetchrow(
+        (row,) = await database.fetch(
             "SELECT current_setting('server_version_num')::int AS number,"
             " current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
             " extract(epoch FROM clock_timestamp()) * 1000 AS now_ms,"
             " pg_is_in_recovery() AS replica, coalesce((SELECT max(extract(epoch FROM now() -"
-            " xact_start)) FROM pg_stat_activity WHERE datname = current_database()), 0) AS open_s"
+            " xact_start)) FROM pg_stat_activity WHERE datname = current_database()), 0) AS open_s",
+            [],
         )
         skew_ms = float(row["now_ms"]) - (before_ms + time.time() * 1000) / 2
+    except TenureError as error:
+        remedy = "start it, or correct user, host and database in the queue's URL"
+        return [Finding("problem", "reachable", f"PostgreSQL: {error}", remedy)]
     finally:
-        await connection.close()
-    return [*server_findings(dict(row)), clock_finding(skew_ms)]
+        await database.close()
+    pooler = make_finding(
+        "sessions",
+        "shared with others by a pooler" if shares else "our own",
+        bad=shares,
+        level="note",
+        remedy="there are no notices, so workers poll: add notify_address=host:port of the server "
+        "to the URL, or pooling=session if the pooler's pool_mode is session",
+    )
+    return [*server_findings(dict(row)), pooler, clock_finding(skew_ms)]
 
 
 def server_findings(row: dict[str, Any]) -> list[Finding]:

@@ -137,13 +137,13 @@ def _of_events(
     from tenure.pipeline.audit.deliveries import outbox_events
     from tenure.pipeline.audit.run import Audit, History, completed
     from tenure.pipeline.events import file_events, journal_events
-    from tenure.pipeline.source.opening import journal_name, open_reader
+    from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
 
     unseen: frozenset[str] = frozenset()
     cut: list[str] = []
     if urls:
         events = journal_events(spark, urls)
-        for url in urls:
+        for url in all_journals(urls):
             reader = open_reader(url)
             # The beginning of a trimmed journal is gone.
             if reader.gone(reader.head()) != 0:

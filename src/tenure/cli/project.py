@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -27,26 +27,43 @@ from tenure.cli.console import (
 from tenure.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tenure.core.registry import QueueUrl
+    from tenure.sql.operations import Dialect
+    from tenure.sql.schema import Migratable
+
+T = TypeVar("T")
 
 
 async def migrated(url: QueueUrl) -> list[str]:
     """Apply missing migrations; returns their names."""
     from tenure.sql.schema import migrate
 
+    return await _with_migrations(url, migrate)
+
+
+async def migration_script(url: QueueUrl) -> str:
+    """What `migrated` would run, as SQL."""
+    from tenure.sql.schema import migration_script
+
+    return await _with_migrations(url, migration_script)
+
+
+async def _with_migrations(url: QueueUrl, call: Callable[[Migratable, Dialect], Awaitable[T]]) -> T:
     if url.store.startswith("postgres"):
         from tenure.core.registry import open_part
         from tenure.sql.schema import PostgresMigrations
 
         engine = open_part(url.text, "database")
         try:
-            return await migrate(PostgresMigrations(engine.database), "postgres")
+            return await call(PostgresMigrations(engine.database), "postgres")
         finally:
             await engine.close()
     from tenure.sql.schema import SqliteMigrations
     from tenure.store.sqlite import file_of
 
-    return await migrate(SqliteMigrations(file_of(url.store)), "sqlite")
+    return await call(SqliteMigrations(file_of(url.store)), "sqlite")
 
 
 _FILES = {
@@ -158,12 +175,17 @@ def db_command() -> None:
 
 @db_command.command("migrate")
 @queue_option
+@click.option("--sql", is_flag=True, help="Print what would be run, and change nothing.")
 @json_option
-def migrate(queue_url: str | None, as_json: bool) -> None:
+def migrate(queue_url: str | None, sql: bool, as_json: bool) -> None:
     """Apply the migrations that the database lacks.
 
-    Running programs are not disturbed: migrations of one major version only add. Two of these
-    commands wait for each other.
+    Programs of the version before go on with the new schema, and can be started on it: migrate
+    first, then replace them one by one. Two of these commands wait for each other.
+
+    \b
+    tenure db migrate --queue inbox+postgresql://user@host/database
+    tenure db migrate --queue inbox+postgresql://user@host/database --sql | psql ...
     """
     import asyncio
 
@@ -172,6 +194,10 @@ def migrate(queue_url: str | None, as_json: bool) -> None:
     url = parse_url(load_config().text("queue_url", queue_url))
     if not url.store.startswith(("sqlite", "postgres", "libsql")):
         raise UsageError(f"{url.safe} has no database; name a queue that has one with --queue")
+    if sql:
+        script = asyncio.run(migration_script(url))
+        answer(as_json, {"sql": script}, script or "-- up to date")
+        return
     done = asyncio.run(migrated(url))
     if as_json:
         emit({"applied": done})

@@ -21,7 +21,7 @@ from tenure.cli.console import (
     table,
     with_ledger,
 )
-from tenure.core.encoding import shown_json
+from tenure.core.encoding import TIME_MS_MAX, shown_json
 from tenure.core.errors import NotFound, UsageError
 from tenure.core.job import JobRecord, Schedule
 from tenure.core.portable import portable_counts, word_state
@@ -132,7 +132,7 @@ def _schedule_row(schedule: dict[str, Any]) -> list[str]:
     times = f"{schedule['cron']} {schedule['tz']}"
     if schedule["every_ms"]:
         times = f"every {schedule['every_ms'] / 1000:g} s"
-    next_at = datetime.fromtimestamp(schedule["next_ms"] / 1000, UTC)
+    next_at = datetime.fromtimestamp(min(schedule["next_ms"], TIME_MS_MAX) // 1000, UTC)
     due = next_at.strftime("%Y-%m-%d %H:%M:%S UTC") if schedule["next_ms"] else "never"
     shown = [schedule[name] for name in ("missed", "last_id", "error")]
     return [schedule["name"], schedule["task"], times, due, *shown]

@@ -55,7 +55,8 @@ class Client:
     """Submits jobs to one queue and awaits them, for one event loop.
 
     A queue is a URL, or its name in tenure.toml. The client connects on first use. All handles that
-    wait share one connection, which reads the queue's news. `tenure.sync.Client` is the same for
+    wait share one connection, which reads the queue's news. A client that was closed is open again
+    inside a further `async with`, also in another event loop. `tenure.sync.Client` is the same for
     programs without an event loop.
     """
 
@@ -72,6 +73,8 @@ class Client:
         return cls(queue_url())
 
     async def __aenter__(self) -> Client:
+        if self._connection.is_closed:
+            self._connection = Connection(self._connection.url)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -104,6 +104,11 @@ class Connection:
             )
         return found
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has let go of its connections; it does not open new ones."""
+        return self._closed
+
     async def submit(self, jobs: list[NewJob]) -> list[Submitted]:
         """Store jobs. Each has an id, so that a call whose answer was lost is sent again."""
         return await submit_with_retry(self.queue, jobs) if jobs else []

@@ -1,10 +1,12 @@
-"""Jobs, events and counts as a caller sees them: decoded, with the portable state."""
+"""Jobs, events and counts as a caller sees them: decoded, with the portable state.
+
+They are dataclasses, so that a route of FastAPI can return them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from tenure.core.encoding import shown_json
 from tenure.core.job import JobEvent, JobRecord, Missed, Schedule
@@ -12,7 +14,8 @@ from tenure.core.portable import State, end_of, portable_counts, state_of
 from tenure.core.seam import Counts
 
 
-class JobError(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class JobError:
     """Why a job failed: the class or code of the error, its text, and the worker's traceback.
 
     Where a contract keeps no traceback, it is "".
@@ -23,7 +26,8 @@ class JobError(msgspec.Struct, frozen=True):
     traceback: str = ""
 
 
-class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
     """A job as it is stored. `state` is portable, `own_state` the word of the contract.
 
     Times are milliseconds since 1970 on the store's clock, 0 where there is none. `payload`,
@@ -55,14 +59,16 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in ("done", "failed", "cancelled")
 
 
-class JobPage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class JobPage:
     """Some jobs, newest first; `after` continues the search, "" at its end."""
 
     jobs: list[JobInfo]
     after: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
     """One event of a job. `id` resumes a reader after it.
 
     `type` is the contract's word, or what a handler reported. `state` is set by the event that ends
@@ -77,7 +83,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None = None
 
 
-class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCounts:
     """How many jobs are in which state now; `own` has the contract's own words.
 
     Where a contract has one word for waiting and scheduled jobs, both count as waiting; where it
@@ -96,7 +103,8 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     own: dict[str, int]
 
 
-class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
     """A schedule. It has either `cron` or `every_s`.
 
     `declared` says that a task declares it. `next_ms` is its next time (0: none), `last_id` the job

@@ -15,6 +15,8 @@ from tenure.core.encoding import REPLACED, from_json, storable_json
 from tenure.core.errors import InvalidJob
 
 _PLACE = " - at `$"
+_NAME_CHARS_MAX = 200
+_PROBLEMS_MAX = 100
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -79,6 +81,7 @@ def explain(error: Exception, known: Iterable[str] = ()) -> str:
 def _unknown(name: str, known: list[str]) -> str:
     import difflib  # slow to import, and needed for mistakes only
 
+    name = name[:_NAME_CHARS_MAX]  # a submitter chose it, and the search takes its time
     close = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean `{close[0]}`?" if close else ""
     there = f" (there are: {', '.join(known)})" if known else ""
@@ -102,6 +105,8 @@ def _pydantic_text(error: Any) -> str:
     """Fields and reasons of a pydantic error, without the values that were given."""
     if not hasattr(error, "errors"):
         return str(error)
+    if error.error_count() > _PROBLEMS_MAX:  # pydantic goes on, and a submitter chose how long
+        return f"{error.error_count()} values of {error.title} are wrong"
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     parts = []
     for problem in problems:

@@ -19,6 +19,9 @@ CONTROL_CHARS = (
 )
 """Characters for a class of `re`: control characters except tab, line feed and ESC; bidi marks."""
 
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999. No date can show a later time; another program may have stored one."""
+
 _UNSAFE = re.compile(rf"[{CONTROL_CHARS}\x1b]")
 _BREAKS = re.compile(r"[\t\n]")
 _LINE_ENDS = str.maketrans("\r\n\0", "   ")  # what must not be in a line of a server-sent event

@@ -148,11 +148,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A response: `body` is encoded as JSON; None sends none."""
+    """A response: `body` is encoded as JSON; None sends none.
+
+    `only_reads`: nothing was changed, although the route is one that acts.
+    """
 
     status: int
     body: Any = None
     headers: tuple[tuple[str, str], ...] = ()
+    only_reads: bool = False
 
 
 class Follow(msgspec.Struct, frozen=True):

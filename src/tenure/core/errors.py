@@ -18,6 +18,7 @@
         ├── ServerError           it answered with an error
         ├── StoreUnreachable      it could not be reached: nothing was executed
         └── ReplyLost             the request left, the answer never came: it may have been executed
+            └── NotReplicated     it was executed, but fewer replicas have it than were asked for
 
 Signals that a handler raises to say how its attempt ends are in `core.outcome`.
 """
@@ -195,6 +196,15 @@ class ReplyLost(StoreError):
     ids or a request id may be sent again."""
 
     code = "reply_lost"
+
+
+class NotReplicated(ReplyLost):
+    """It was executed, but fewer replicas have it than the URL asks for: a failover may undo it.
+
+    Submit again under the same id or idempotency key: what is stored is not stored twice.
+    """
+
+    code = "not_replicated"
 
 
 def traceback_of(error: BaseException) -> str:

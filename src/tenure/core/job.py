@@ -251,6 +251,7 @@ def check_key(key: str) -> None:
 
 FULL_RETRY_MS = 1_000
 _TASK_CHARS_MAX = 200
+_NUMBER_MAX = 2**53
 _syntax = msgspec.json.Decoder(msgspec.Raw).decode
 _TRACE = re.compile(r"[!-~]{0,512}")
 
@@ -284,9 +285,12 @@ def check_job(job: NewJob) -> None:
         raise InvalidJob(f"max_attempts counts starts and is at least 1, not {job.max_attempts}")
     if job.delay_ms < 0:
         raise InvalidJob(f"delay_ms cannot be negative, as {job.delay_ms} is")
+    numbers = (job.max_attempts or 0, job.delay_ms, job.ttl_ms or 0, abs(job.priority))
+    if max(numbers) > _NUMBER_MAX:  # a script would stop in the middle of its writes
+        raise InvalidJob(f"a number of a job's options is beyond {_NUMBER_MAX}")
     try:
         _syntax(job.payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJob(f"the payload is not JSON: {error}") from None
 
 

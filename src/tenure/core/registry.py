@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -42,8 +42,13 @@ class QueueUrl(msgspec.Struct, frozen=True):
     options: dict[str, str]
     text: str
 
-    def read(self, options: type[Options]) -> tuple[Options, str]:
-        """The contract's options, typed, and the store's URL with the other parameters."""
+    def read(
+        self, options: type[Options], *, of_store: Collection[str] = ()
+    ) -> tuple[Options, str]:
+        """The contract's options, typed, and the store's URL with the other parameters.
+
+        Those named in `of_store` are no misspelt options of the contract.
+        """
         fields = msgspec.structs.fields(options)
         known = {field.encode_name for field in fields}
         mine = {key: value for key, value in self.options.items() if key in known}
@@ -65,7 +70,7 @@ class QueueUrl(msgspec.Struct, frozen=True):
                     f"queue URL {self.safe}: {name} is a number up to {_NUMBER_MAX}",
                     contract=self.contract,
                 )
-        for key in rest:
+        for key in rest.keys() - set(of_store):
             import difflib
 
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
@@ -86,6 +91,11 @@ class QueueUrl(msgspec.Struct, frozen=True):
         """
         own = [self.options[key] for key in ("queue", "box") if self.options.get(key)]
         return ":".join([self.contract, *own])
+
+    def with_options(self, options: Mapping[str, str]) -> str:
+        """The text of the URL with these options instead of its own."""
+        query = f"?{urlencode(options)}" if options else ""
+        return self.text.partition("?")[0] + query
 
     @property
     def safe(self) -> str:
@@ -195,6 +205,7 @@ class Contract:
     open_*           the three sides of the seam behind a URL; they connect on first use
     read_options     the typed options of a URL, and the store's URL without them
     journal_format   how the journal is written, for readers in bulk; None: only through the seam
+    journals         the URLs of the queues that this one consists of, each with a journal; or none
     parts            what only some contracts have, by name: see `open_part`
     routes           its HTTP endpoints: `(submits, ledger, queue, *, ttl_s, redaction, **options)`
     samples          the sample queues of `tenure up`, as `tenure.samples.SampleFlow`s
@@ -218,7 +229,8 @@ class Contract:
     open_journal: Callable[[QueueUrl], Journal]
     read_options: Callable[[QueueUrl], tuple[Any, str]]
     example_url: str
-    journal_format: Callable[[QueueUrl], JournalFormat] | None = None
+    journal_format: Callable[[QueueUrl], JournalFormat | None] | None = None
+    journals: Callable[[QueueUrl], Sequence[str]] | None = None
     parts: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     routes: Callable[..., list[Endpoint]] | None = None
     samples: Callable[[], Sequence[Any]] | None = None
@@ -338,3 +350,10 @@ def journal_format(url: str) -> JournalFormat | None:
     parsed = parse_url(url)
     declare = contract_of(parsed).journal_format
     return declare(parsed) if declare else None
+
+
+def journal_urls(url: str) -> list[str]:
+    """The URLs of the queues whose journals hold the history of a queue: mostly its own."""
+    parsed = parse_url(url)
+    journals = contract_of(parsed).journals
+    return list(journals(parsed) if journals else ()) or [url]

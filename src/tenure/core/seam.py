@@ -164,7 +164,8 @@ class Queue(Protocol):
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Extend leases. It may be called every second and writes only when it is time to.
 
-        The answer carries the new `lease_until_ms`, and whether a cancel was requested.
+        The answer carries the new `lease_until_ms`, and whether a cancel was requested. A lease
+        that could not be reached, where others could, is answered as the same object.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:

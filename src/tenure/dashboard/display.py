@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tenure.core.encoding import TIME_MS_MAX
 from tenure.core.job import JobRecord
 
 _CLASS_KEYS = ("code", "type", "class", "name", "error_code")
@@ -127,10 +128,15 @@ def share(value: float) -> str:
 
 
 def moment(ts_ms: int) -> str:
-    """Date and time in UTC; "-" for 0."""
+    """Date and time in UTC; "-" for 0.
+
+    >>> moment(9 * 10**14), moment(-(9 * 10**14))
+    ('9999-12-31 23:59:59.999Z', '1970-01-01 00:00:00.000Z')
+    """
     if not ts_ms:
         return "-"
-    when = datetime.fromtimestamp(ts_ms / 1000, UTC)
+    ts_ms = min(max(ts_ms, 0), TIME_MS_MAX)
+    when = datetime.fromtimestamp(ts_ms // 1000, UTC)
     return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{ts_ms % 1000:03d}Z"
 
 

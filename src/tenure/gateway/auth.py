@@ -110,9 +110,9 @@ class Auth:
         if self._hook is not None:
             caller = await self._by_hook(self._hook, scope)
             if caller is not None:
-                if (
-                    "authorization" not in headers
-                ):  # no page of another site can make a browser send it
+                # No page of another site can make a browser send a token. Passwords (Basic, Digest,
+                # Negotiate) the browser sends by itself, as it does a cookie.
+                if not headers.get("authorization", "").lower().startswith("bearer "):
                     _check_own_page(scope["method"], headers, form=False)
                 return caller
         text = _key_text(headers)

@@ -14,6 +14,7 @@ import msgspec
 from tenure.core.errors import (
     Conflict,
     NotFound,
+    NotReplicated,
     QueueFull,
     ServerError,
     StoreError,
@@ -63,6 +64,10 @@ CODES: dict[str, tuple[int, str]] = {
     "internal": (500, "An error of the gateway; its log has details under this request id."),
     "store_away": (503, "The store cannot be reached: try again after Retry-After seconds."),
     "store_refused": (503, "The store answered with an error; the log of the gateway has it."),
+    "not_replicated": (
+        503,
+        "Stored, but on fewer replicas than asked for: send it again under the same key.",
+    ),
     "too_many_connections": (503, "The gateway has no room for another connection."),
     "busy": (
         503,
@@ -143,6 +148,8 @@ def problem_of(error: Exception) -> Problem | None:
             code = error.code if error.code in CODES else "invalid"
             wait_s = 1 if CODES[code][0] in (429, 503) else 0
             return Problem(code, str(error), retry_after_s=wait_s, **_member("field", error.reply))
+        case NotReplicated():
+            return Problem("not_replicated", retry_after_s=_STORE_RETRY_S)
         case ServerError():
             # The store's message is only logged, except `named`, which names a key of the queue.
             return Problem("store_refused", error.named, retry_after_s=_STORE_RETRY_S)

@@ -26,7 +26,7 @@ from tenure.pipeline.lake.delta_rs import MOVED
 from tenure.pipeline.lake.place import Lake, url_property
 from tenure.pipeline.schema import position_text
 from tenure.pipeline.source.offsets import Gap, Mark, epoch_name, write_offset
-from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
 from tenure.pipeline.source.range_reader import BEGINNING
 from tenure.pipeline.spark_errors import one_line
 
@@ -65,6 +65,7 @@ def capture(
 
     `tell` is called with every gap, and when another capture of the same journals is waited for.
     """
+    urls = all_journals(urls)
     _check(urls, address)
     lake = Lake(address)
     lake.begin()
@@ -107,7 +108,7 @@ def release(urls: Sequence[str], address: str, consumer: str = "") -> None:
     `consumer` is the name under which a store knows a lake that is gone.
     """
     name = consumer or Lake(address).consumer() or address
-    for url in urls:
+    for url in all_journals(urls):
         tell_store(url, "", name)
 
 

@@ -22,7 +22,7 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.core.registry import open_ledger
 from tenure.core.seam import Ledger
 from tenure.pipeline.lake.place import Lake
-from tenure.pipeline.source.opening import journal_name
+from tenure.pipeline.source.opening import all_journals, journal_name
 from tenure.pipeline.source.submitting import submit_all
 from tenure.pipeline.spark_errors import one_line
 
@@ -60,7 +60,7 @@ def counted(rows: DataFrame) -> list[dict[str, Any]]:
 
 def sources(lake: Lake, urls: Sequence[str]) -> dict[str, str]:
     """The store behind each journal: one of the URLs given, else the one it was captured from."""
-    given = {journal_name(url): url for url in urls}
+    given = {journal_name(url): url for url in all_journals(urls)}
     named = {name: given.get(name.partition(".")[0], "") for name in lake.journals()}
     return lake.urls() | {name: url for name, url in named.items() if url}
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tenure.core.encoding import TIME_MS_MAX
 from tenure.core.journal import JournalEvent
 
 SCHEMA_VERSION = 1
@@ -36,15 +39,25 @@ COLUMNS = _columns()
 NAMES = tuple(name for name, _ in COLUMNS)
 DDL = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
 
+_KINDS = dict(COLUMNS)
+_INT64 = 2**63
 _ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
 ARROW = pa.schema(
     [pa.field(name, _ARROW[kind]) for name, kind in COLUMNS],
     metadata={"tenure.schema": str(SCHEMA_VERSION)},
 )
 
+# Numbers of an event that Spark computes with: times up to the year 9999, others so small that no
+# sum or difference of a few overflows. Another program may have written any.
+_COUNT_MAX = {"int": 2**31 - 1, "bigint": 2**53}
+_SIGNED = {"priority"}
+
 _REDIS_SEQ = re.compile(r"(\d+)-(\d+)(?:\.(\d+))?")
 _LINE_BITS, _ENTRY_BITS = 7, 15
 LINE_MAX, ENTRY_MAX = (1 << _LINE_BITS) - 1, (1 << _ENTRY_BITS) - 1
+MS_MAX = (1 << (63 - _ENTRY_BITS - _LINE_BITS)) - 1
+"""The last time that a position can have, in the year 2039; later ones, of a writer who chose the
+ids of his entries, count as this one."""
 
 
 def ddl_of(names: Sequence[str]) -> str:
@@ -64,7 +77,7 @@ def position_number(seq: str) -> int:
     True
     """
     if seq.isdecimal():
-        return int(seq)
+        return min(int(seq), 2**63 - 1)
     found = _REDIS_SEQ.fullmatch(seq)
     if not found:
         return 0
@@ -89,8 +102,25 @@ def position_text(number: int, *, is_stream: bool) -> str:
 
 def stream_position_number(ms: int, entry: int, line: int) -> int:
     """The number of a line of a stream entry."""
-    head = (ms << _ENTRY_BITS) | min(entry, ENTRY_MAX)
+    head = (min(ms, MS_MAX) << _ENTRY_BITS) | min(entry, ENTRY_MAX)
     return (head << _LINE_BITS) | min(line, LINE_MAX)
+
+
+def sound_numbers(name: str, column: pa.Array) -> pa.Array:
+    """A column of numbers in its type; those that no reader could compute with become 0.
+
+    So a garbled event does not stop the reading of all others, and the audit finds it.
+    """
+    kind = _KINDS[name]
+    most = TIME_MS_MAX if name.endswith("_ms") else _COUNT_MAX[kind]
+    least = -most if name in _SIGNED else 0
+    if column.type != pa.int64():
+        column = column.cast(pa.int64())
+    found = pc.min_max(column).as_py()
+    if found["min"] is not None and (found["min"] < least or found["max"] > most):
+        is_sound = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most))
+        column = pc.if_else(is_sound, column, 0)
+    return column.cast(_ARROW[kind])
 
 
 def rows_of(events: Sequence[JournalEvent], journal: str) -> pa.RecordBatch:
@@ -98,10 +128,14 @@ def rows_of(events: Sequence[JournalEvent], journal: str) -> pa.RecordBatch:
     columns: list[pa.Array] = []
     for name, kind in COLUMNS:
         if name == "journal":
-            values: list[object] = [journal] * len(events)
+            values: list[Any] = [journal] * len(events)
         elif name == "pos":
             values = [position_number(event.seq) for event in events]
         else:
             values = [getattr(event, name) for event in events]
-        columns.append(pa.array(values, _ARROW[kind]))
+        if kind == "string" or name == "pos":
+            columns.append(pa.array(values, _ARROW[kind]))
+        else:
+            known = [value if -_INT64 < value < _INT64 else 0 for value in values]
+            columns.append(sound_numbers(name, pa.array(known, pa.int64())))
     return pa.RecordBatch.from_arrays(columns, schema=ARROW)

@@ -38,8 +38,11 @@ KEEP_MS = 30 * 86_400_000
 ENDED_KEEP_MS = 3_600_000
 """How long they are kept once the last step is done: it may lose its lease and run again."""
 
+_STEPS_MAX = 1_000_000  # of a stage: their numbers have six digits
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _FLOW_ID = re.compile(r"[A-Za-z0-9_.-]{1,90}")
-_STEP = re.compile(r"([A-Za-z0-9_.-]{1,90})@(\d{1,5})\.(\d{1,6})")
+_STEP = re.compile(r"([A-Za-z0-9_.-]{1,90})@([0-9]{1,5})\.([0-9]{1,6})")
 
 Submit = Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]]
 
@@ -83,6 +86,12 @@ def step_of(job_id: str) -> Step | None:
     return Step(found[1], int(found[2]), int(found[3])) if found else None
 
 
+def stage_before(job_id: str) -> Step | None:
+    """The first step of the stage whose results a job gets; None for a job that gets none."""
+    step = step_of(job_id)
+    return Step(step.flow, step.stage - 1, 0) if step is not None and step.stage else None
+
+
 def steps_of(flow_id: str, stages: Sequence[Sequence[NewJob]]) -> list[list[NewJob]]:
     """The jobs under the ids of their steps; raises `UsageError` for an invalid flow."""
     if not _FLOW_ID.fullmatch(flow_id):
@@ -110,7 +119,11 @@ async def continued(flows: Flows, outcome: Outcome) -> Outcome:
     be the one that is missing. If the queue refuses the next job, this one fails.
     """
     lease = outcome.lease
-    answers = await flows.finished(lease.job_id, outcome.result)
+    try:
+        answers = await flows.finished(lease.job_id, outcome.result)
+    except UsageError as error:
+        failure = Failure(code="next_unreadable", message=str(error), retryable=False)
+        return Outcome(lease, "bury", failure=failure)
     refused = [answer.reason for answer in answers if answer.status == "invalid"]
     if refused:
         why = f"the queue refuses the next job of the chain: {refused[0]}"
@@ -175,21 +188,32 @@ class StoredFlows:
 
     async def children(self, lease: Lease) -> Children:
         """The results of the stage before a step, in the order of its steps."""
-        step = step_of(lease.job_id)
-        if step is None or not step.stage:
-            return Children()
-        stage = Step(step.flow, step.stage - 1, 0)
+        results = await self.results(lease)
+        return Children(results={name: shown_json(text.encode()) for name, text in results.items()})
+
+    async def results(self, lease: Lease) -> dict[str, str]:
+        """The same as JSON texts."""
+        stage = stage_before(lease.job_id)
+        if stage is None:
+            return {}
         _, found = await self._records.read(stage.group)
-        numbers = sorted(int(number) for number in found)
-        results = {
-            stage._replace(number=number).id: shown_json(found[str(number)].encode())
-            for number in numbers
-        }
-        return Children(results=results)
+        numbers = sorted(int(number) for number in found if _NUMBER.fullmatch(number))
+        return {stage._replace(number=number).id: found[str(number)] for number in numbers}
 
     async def _stage(self, flow_id: str, at: int) -> _Stage | None:
+        stage: _Stage | None
         text = await self._records.get(f"flow:{flow_id}", str(at))
-        return msgspec.json.decode(text, type=_Stage) if text else None
+        if not text:
+            return None
+        try:
+            stage = msgspec.json.decode(text, type=_Stage)
+        except (msgspec.MsgspecError, RecursionError):
+            stage = None
+        if stage is None or not 0 < stage.needs <= _STEPS_MAX:
+            raise UsageError(
+                f"stage {at} of the chain {flow_id!r} cannot be read: another program wrote it"
+            )
+        return stage
 
     async def _expire(self, last: Step) -> None:
         """The last step is done, so the results are not needed any more."""

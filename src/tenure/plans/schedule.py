@@ -8,15 +8,18 @@ same ids are submitted again, and the queue answers with the jobs that it has.
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
-from tenure.core.errors import Conflict, UsageError
+from tenure.core.encoding import TIME_MS_MAX
+from tenure.core.errors import Conflict, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import Missed, NewJob, Schedule, Submitted, check_job, template_of
 from tenure.core.seam import Records
 
@@ -25,15 +28,21 @@ EVERY_S_MIN = 0.1
 EVERY_S_MAX = 100 * 366 * 86_400
 STORED_BYTES_MAX = 4 << 20
 """Of all schedules of a queue together: every round of upkeep reads them."""
+ROUND_JOBS_MAX = 10_000
+ROUND_BYTES_MAX = 16 << 20
+"""A round stores no more jobs and bytes than this: times that pile up must not fill the memory."""
 LATE_MS = 60_000
 """With `missed="skip"`, a time that passed longer ago than this makes no job."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _TIMES_MAX = 1_000
+_ERROR_CHARS_MAX = 2_000
+_MANY = 500  # so many schedules are decoded in a thread, to keep the event loop free
 _TRIES_MAX = 20
 # A worker that slept so long between reading and submitting starts over: the job of a time may have
 # run and been removed since.
 _STALE_S = 10.0
+_Submit = Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]]
 _STATE = {"next_ms": 0, "last_ms": 0, "last_id": "", "error": ""}
 
 
@@ -125,7 +134,9 @@ def _nearest(schedule: Schedule, from_ms: int, *, reverse: bool) -> int:
     return 0
 
 
-def due_times(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[list[int], int]:
+def due_times(
+    schedule: Schedule, now_ms: int, ahead_ms: int, most: int = _TIMES_MAX
+) -> tuple[list[int], int]:
     """The times that need a job now or within `ahead_ms`, and the next one after them."""
     times: list[int] = []
     next_ms = schedule.next_ms
@@ -134,7 +145,7 @@ def due_times(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[list[int]
         if schedule.missed == "one" or now_ms - last_ms <= LATE_MS:
             times.append(last_ms)
         next_ms = next_time(schedule, last_ms)
-    while 0 < next_ms <= now_ms + ahead_ms and len(times) < _TIMES_MAX:
+    while 0 < next_ms <= now_ms + ahead_ms and len(times) < most:
         times.append(next_ms)
         next_ms = next_time(schedule, next_ms)
     return times, next_ms
@@ -160,7 +171,7 @@ class StoredSchedules:
         for _ in range(_TRIES_MAX):
             now_ms, found = await self._records.read(GROUP)
             before = found.get(schedule.name, "")
-            kept = _read(before)
+            kept = _read(schedule.name, before)
             if kept is not None and _definition(kept) == _definition(schedule):
                 return kept
             after = msgspec.structs.replace(schedule, next_ms=next_time(schedule, now_ms))
@@ -184,7 +195,7 @@ class StoredSchedules:
     async def list(self) -> Sequence[Schedule]:
         """All schedules, the next one due first."""
         _, found = await self._records.read(GROUP)
-        read = [schedule for schedule in map(_read, found.values()) if schedule is not None]
+        read = [schedule for _, schedule in await _read_all(found)]
         return sorted(read, key=lambda schedule: (schedule.next_ms or 2**63, schedule.name))
 
     async def remove(self, name: str) -> bool:
@@ -197,38 +208,101 @@ class StoredSchedules:
                 return True
         raise Conflict(f"schedule {name!r} is being changed by others; try again")
 
-    async def enqueue_due(
-        self, submit: Callable[[Sequence[NewJob]], Awaitable[Sequence[Submitted]]], ahead_ms: int
-    ) -> Sequence[Schedule]:
-        """Submit the jobs of the times that are due, then move their schedules on."""
-        asked = time.monotonic()
+    async def enqueue_due(self, submit: _Submit, ahead_ms: int) -> Sequence[Schedule]:
+        """Submit the jobs of the times that are due, then move their schedules on.
+
+        A schedule whose jobs the queue cannot take does not hold up the others. Its error is raised
+        when they are done.
+        """
         now_ms, found = await self._records.read(GROUP)
-        due: list[tuple[str, Schedule, list[NewJob]]] = []
-        for before in found.values():
-            schedule = _read(before)
-            if schedule is not None and 0 < schedule.next_ms <= now_ms + ahead_ms:
-                try:
-                    due.append((before, *_jobs(schedule, now_ms, ahead_ms)))
-                except UsageError as error:  # such as a time zone that this machine lacks
-                    why = msgspec.structs.replace(schedule, error=str(error))
-                    due.append((before, why, []))
-        jobs = [job for _, _, each in due for job in each]
-        if not due or time.monotonic() - asked > _STALE_S:
-            return []
-        answers = iter(await submit(jobs) if jobs else ())
-        moved: list[Schedule] = []
-        for before, schedule, each in due:
+        began = time.monotonic()
+        now_ms, found = await self._records.read(GROUP)
+        until_ms = now_ms + ahead_ms
+        waiting = [each for each in await _read_all(found) if 0 < each[1].next_ms <= until_ms]
+        random.shuffle(waiting)  # one that a full round leaves out is not left out for ever
+        due = await asyncio.to_thread(_due_jobs, waiting, now_ms, ahead_ms) if waiting else []
+        round_ = _Round(self._records, submit, began)
+        await round_.store(due)
+        if round_.failed:
+            raise round_.failed[0]
+        return round_.moved
+
+
+class _Due(NamedTuple):
+    """A schedule as it was stored, as it is when its due jobs are stored, and those jobs."""
+
+    before: str
+    schedule: Schedule
+    jobs: list[NewJob]
+
+
+class _Round:
+    """Stores due jobs, and moves their schedules on."""
+
+    def __init__(self, records: Records, submit: _Submit, began: float) -> None:
+        self._records = records
+        self._submit = submit
+        self._began = began
+        self.moved: list[Schedule] = []
+        self.failed: list[Exception] = []
+
+    async def store(self, portion: Sequence[_Due]) -> None:
+        """Store these; a schedule whose jobs the queue cannot take is found by halves."""
+        if not portion or time.monotonic() - self._began > _STALE_S:
+            return
+        jobs = [job for due in portion for job in due.jobs]
+        try:
+            answers = iter(await self._submit(jobs) if jobs else ())
+        except (StoreUnreachable, ReplyLost):
+            raise
+        except Exception as error:  # by a job that no check foresaw
+            if len(portion) == 1:
+                self.failed.append(error)
+                return
+            half = len(portion) // 2
+            await self.store(portion[:half])
+            await self.store(portion[half:])
+            return
+        for before, schedule, each in portion:
             after = _after(schedule, [next(answers) for _ in each])
             if after is None or _written(after) == before:
                 continue
             if await self._records.swap(GROUP, after.name, before, _written(after)):
-                moved.append(after)
-        return moved
+                self.moved.append(after)
 
 
-def _jobs(schedule: Schedule, now_ms: int, ahead_ms: int) -> tuple[Schedule, list[NewJob]]:
-    """The schedule as it is when its due jobs are stored, and those jobs."""
-    times, next_ms = due_times(schedule, now_ms, ahead_ms)
+def _text_of(error: Exception) -> str:
+    text = str(error) if isinstance(error, UsageError) else repr(error)
+    return text[:_ERROR_CHARS_MAX]
+
+
+def _due_jobs(waiting: Sequence[tuple[str, Schedule]], now_ms: int, ahead_ms: int) -> list[_Due]:
+    """For due schedules their text, what they are when their jobs are stored, and those jobs.
+
+    It ends where a round is full. The rest is still due in the next round.
+    """
+    due: list[_Due] = []
+    jobs_left, bytes_left = ROUND_JOBS_MAX, ROUND_BYTES_MAX
+    for before, schedule in waiting:
+        if jobs_left <= 0 or bytes_left <= 0:
+            break
+        size = max(1, len(schedule.template.payload))
+        most = min(_TIMES_MAX, jobs_left, max(1, bytes_left // size))
+        try:
+            moved, jobs = _jobs(schedule, now_ms, ahead_ms, most)
+        except Exception as error:  # such as a time zone that this machine lacks
+            moved, jobs = msgspec.structs.replace(schedule, error=_text_of(error)), []
+        due.append(_Due(before, moved, jobs))
+        jobs_left -= len(jobs)
+        bytes_left -= size * len(jobs)
+    return due
+
+
+def _jobs(
+    schedule: Schedule, now_ms: int, ahead_ms: int, most: int
+) -> tuple[Schedule, list[NewJob]]:
+    """The schedule as it is when its due jobs are stored, and those jobs, so many at most."""
+    times, next_ms = due_times(schedule, now_ms, ahead_ms, most)
     jobs = [
         schedule.template.job(occurrence_id(schedule.name, at_ms), delay_ms=max(0, at_ms - now_ms))
         for at_ms in times
@@ -261,9 +335,23 @@ def _written(schedule: Schedule) -> str:
     return msgspec.json.encode(schedule).decode()
 
 
-def _read(text: str) -> Schedule | None:
+async def _read_all(found: Mapping[str, str]) -> list[tuple[str, Schedule]]:
+    """The records that are schedules, each with its text."""
+    items = list(found.items())
+    return await asyncio.to_thread(_readable, items) if len(items) > _MANY else _readable(items)
+
+
+def _readable(items: Iterable[tuple[str, str]]) -> list[tuple[str, Schedule]]:
+    return [(each[1], schedule) for each in items if (schedule := _read(*each)) is not None]
+
+
+def _read(name: str, text: str) -> Schedule | None:
     """A stored schedule; None for none, and for one that another version or program wrote."""
     try:
-        return msgspec.json.decode(text, type=Schedule) if text else None
-    except msgspec.MsgspecError:
+        schedule = msgspec.json.decode(text, type=Schedule) if text else None
+    except (msgspec.MsgspecError, RecursionError):
         return None
+    if schedule is None or schedule.name != name:
+        return None
+    times = (schedule.next_ms, schedule.last_ms, schedule.every_ms)
+    return schedule if all(0 <= each <= TIME_MS_MAX for each in times) else None

@@ -1,9 +1,14 @@
-"""SQL queues on PostgreSQL: one statement per operation, COPY for bulk submits, LISTEN/NOTIFY."""
+"""SQL queues on PostgreSQL: one statement per operation, COPY for bulk submits, LISTEN/NOTIFY.
+
+Behind a pooler that shares sessions there are no notices. Readers of a queue then look again after
+a part of the time since something was found: often while there is work, seldom when there is none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import repeat
@@ -29,6 +34,11 @@ _NOTIFY = (
 _SEQUENCE_ENDED = "2200H"
 # Followers of jobs wait for these, on a channel of their own: they make nothing claimable.
 _FOLLOWED = frozenset({"complete", "settle", "decide", "report", "cancel"})
+# Without notices, a reader looks again after this part of the time since it found something.
+_POLL_PART = 1 / 50
+_POLL_MS = (10, 500)
+# The operations that find work or news; the last row of those that did names a job.
+_FINDS = frozenset({"claim", "claim+share", "plane_claim", "journal"})
 # The operations that may make an event claimable, and the column that says whether they did: steps
 # of jobs write events, and the end of an event makes the next one of its job ready.
 _EVENT_COLUMN = {
@@ -68,6 +78,7 @@ class PostgresEngine:
         self._operations: dict[str, Operations] = {}
         self._checked = False
         self._order = asyncio.Lock()
+        self._found_s: dict[str, float] = {}
         self._notifier = _PostgresNotifier(self.database, self.channel)
         self._news = _PostgresNotifier(self.database, f"{self.channel}_news", _NEWS_PAUSE_S)
 
@@ -105,6 +116,8 @@ class PostgresEngine:
         arguments: list[Any] = list(columns.values())
         arguments += [params[name] for name in found.takes]
         rows = await self.database.fetch(statement, arguments)
+        if operation in _FINDS and rows and rows[-1]["job_id"] is not None:
+            self._found_s[params["queue"]] = time.monotonic()
         if operation in _FOLLOWED:
             self._news.notify(params["queue"])
         column = _EVENT_COLUMN.get((table, operation))
@@ -188,10 +201,17 @@ class PostgresEngine:
         return operations[name]
 
     def listener(self, queue: str) -> QueueListener:
-        return _PostgresListener(self.database, queue, self.channel)
+        return _PostgresListener(self, queue, self.channel)
 
     def journal_listener(self, queue: str) -> QueueListener:
-        return _PostgresListener(self.database, queue, self.channel, self._news.channel)
+        return _PostgresListener(self, queue, self.channel, self._news.channel)
+
+    def poll_ms(self, queue: str) -> float:
+        """When to look again for work or news of a queue of which there are no notices."""
+        idle_ms = (time.monotonic() - self._found_s.setdefault(queue, time.monotonic())) * 1000
+        lowest, highest = _POLL_MS
+        # At random times, so that many readers spread.
+        return max(lowest, min(highest, idle_ms * _POLL_PART)) * random.uniform(0.75, 1.25)
 
     async def settled_position(self) -> int:
         """The last position before all open transactions: positions are allocated before a commit.
@@ -351,20 +371,25 @@ class _PostgresNotifier:
 class _PostgresListener:
     """Listens for notices of one queue, on one channel or on several."""
 
-    def __init__(self, database: Postgres, queue: str, *channels: str) -> None:
-        self._database = database
+    def __init__(self, engine: PostgresEngine, queue: str, *channels: str) -> None:
+        self._engine = engine
         self._queue = queue
         self._channels = channels
         self._notified = asyncio.Event()
+        self._polls = False
 
     async def arm(self) -> bool:
         self._notified.clear()
         for channel in self._channels:
-            if await self._database.listen(channel, self._on_notice):
+            missed = await self._engine.database.listen(channel, self._on_notice)
+            self._polls = missed is None
+            if missed:
                 self._notified.set()  # look for what was written before we listened
         return False
 
     async def wait(self, wait_ms: int) -> None:
+        if self._polls:
+            wait_ms = min(wait_ms, round(self._engine.poll_ms(self._queue)))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._notified.wait(), wait_ms / 1000)
 
@@ -372,7 +397,7 @@ class _PostgresListener:
         """Every listener gets a notice: there is none to pass on."""
 
     async def close(self) -> None:
-        self._database.ignore(self._on_notice)
+        self._engine.database.ignore(self._on_notice)
 
     def _on_notice(self, queue: str) -> None:
         if queue == self._queue:

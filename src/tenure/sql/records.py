@@ -48,6 +48,11 @@ class SqlRecords:
         rows = await self._engine.run(self._table, "records_size", queue=self._queue, grp=group)
         return int(rows[0]["size"])
 
+    async def chars(self, group: str) -> int:
+        """How many characters the records of a group have together."""
+        rows = await self._engine.run(self._table, "records_chars", queue=self._queue, grp=group)
+        return int(rows[0]["chars"])
+
     async def expire(self, group: str, keep_ms: int) -> None:
         """Keep a group for so long only."""
         await self._engine.run(

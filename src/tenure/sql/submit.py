@@ -258,7 +258,7 @@ def check(job: NewJob, job_id: str) -> str:
     try:
         _decode_raw(job.payload)
         return job.payload.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the payload is not JSON: {error}") from None
 
 

@@ -1,4 +1,5 @@
-"""Calls that several callers share: group commit (`Batcher`) and cached reads (`CachedLookup`).
+"""Calls that several callers share: group commit (`Batcher`), turns (`Turns`) and cached reads
+(`CachedLookup`).
 
 Group commit: requests that arrive while a call is under way share the next one. A single request
 leaves at once. Under load many requests share one round trip, which costs the store hardly more
@@ -11,7 +12,9 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -169,6 +172,48 @@ class Batcher(Generic[T, R]):
             if not request.answer.done():
                 request.answer.set_result(answers[at:end])
             at = end
+
+
+class Turns:
+    """At most `most` calls of a caller at a time; its further ones wait.
+
+    So many as `waiting_max` may wait (0: any number), else `TooManyWaiting` is raised.
+    """
+
+    def __init__(self, most: int, *, waiting_max: int = 0) -> None:
+        self._most = most
+        self._waiting_max = waiting_max
+        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+
+    def of(self, caller: str) -> AbstractAsyncContextManager[None]:
+        """A turn, as a context; the anonymous local caller has no limit."""
+        if not caller:
+            return nullcontext()
+        turn = self._turns.get(caller)
+        if turn is None:
+            turn = self._turns[caller] = _Turn(self._most, self._waiting_max)
+        return turn
+
+
+class _Turn:
+    """The turns of one caller."""
+
+    def __init__(self, most: int, waiting_max: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._waiting_max = waiting_max
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        if self._waiting_max and self._waiting >= self._waiting_max:
+            raise TooManyWaiting(self._waiting)
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()
 
 
 class CachedLookup(Generic[R]):

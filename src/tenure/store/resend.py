@@ -12,7 +12,13 @@ from functools import partial
 from typing import TypeVar
 
 from tenure.core.endpoint import Submits
-from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable, TenureError
+from tenure.core.errors import (
+    NotReplicated,
+    ReplyLost,
+    StoreError,
+    StoreUnreachable,
+    TenureError,
+)
 from tenure.core.job import NewJob, Submitted
 
 T = TypeVar("T")
@@ -29,7 +35,8 @@ async def resend(
     """Make a call until it is answered; only for calls that may be executed twice.
 
     It gives up after `tries`, after the first failure past `patience_s`, and on an error of type
-    `final_errors`. Once an answer was lost, every later failure is a `ReplyLost`.
+    `final_errors` or `NotReplicated`, for which the call has waited as long as its caller wanted.
+    Once an answer was lost, every later failure is a `ReplyLost`.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
@@ -40,7 +47,8 @@ async def resend(
         except TenureError as error:
             if isinstance(error, ReplyLost):
                 lost = lost or error
-            is_final = isinstance(error, final_errors) or not isinstance(error, StoreError)
+            is_final = isinstance(error, (NotReplicated, final_errors))
+            is_final = is_final or not isinstance(error, StoreError)
             if is_final or attempt == tries or loop.time() > until:
                 if lost is None or isinstance(error, ReplyLost):
                     raise

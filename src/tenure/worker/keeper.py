@@ -118,6 +118,8 @@ class Keeper:
             else:
                 self._lose(attempt)
             return
+        if answer is attempt.lease:  # its part of the store did not answer: the deadline stays
+            return
         attempt.lease = answer
         attempt.until = sent + answer.lease_ms / 1000
         if answer.cancel_requested and not attempt.asked_to_cancel:

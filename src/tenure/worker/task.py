@@ -44,6 +44,7 @@ Handler = Callable[..., Any]
 BackoffFunction = Callable[[int, str, BaseException, Any], int]
 
 ANY_TASK = "*"
+_NAME_CHARS_MAX = 200  # of a job's task, which is compared with those that there are
 
 _EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -90,7 +91,8 @@ class Parameters:
             given = self._call_signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidJob(
-                f"task {self._task!r}: {error} (its parameters: {', '.join(self.names) or 'none'})"
+                f"task {self._task!r}: {error} (its parameters: {', '.join(self.names) or 'none'}"
+                f"{_options_hint(kwargs.keys() - self.names)})"
             ) from None
         payload = payload_of(given, self._task)
         try:
@@ -149,6 +151,15 @@ class Parameters:
         given = self._decode(b"{}" if payload == b"null" else payload)
         pairs = ((name, getattr(given, name)) for name in self.names)
         return {name: value for name, value in pairs if value is not msgspec.UNSET}
+
+
+def _options_hint(unknown: Iterable[str]) -> str:
+    """What to do with options of a submit that stand among the parameters."""
+    options = sorted(set(unknown) & SubmitOptions.__annotations__.keys())
+    if not options:
+        return ""
+    example = ", ".join(f"{name}=..." for name in options)
+    return f"; options go with a call: submit(task.call(...), {example})"
 
 
 def parameters_of(handler: Callable[..., Any], task: str) -> Parameters | None:
@@ -325,7 +336,8 @@ class Tasks:
 
     def close(self, name: str) -> str:
         """The registered name that is most like this one; "" when none is."""
-        return next(iter(difflib.get_close_matches(name, self._by_name, n=1)), "")
+        near = difflib.get_close_matches(name[:_NAME_CHARS_MAX], self._by_name, n=1)
+        return next(iter(near), "")
 
     def nearest(self, name: str) -> str:
         """A message for an unknown task: the registered tasks, and the closest one."""

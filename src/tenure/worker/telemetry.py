@@ -258,10 +258,15 @@ def _log_failure(attempt: Attempt, job: Job, retried: bool) -> None:
     fields = {**attempt_facts(attempt), "error": error}
     event = "attempt failed, it will be retried" if retried else "job failed"
     text = f"{event}: %(task)s %(job_id)s, attempt %(attempt)s, queue %(queue)s: %(error)s"
+    # Names and errors are of others, and the handler of an application may write to a terminal.
+    shown = {
+        name: printable(one_line(value)) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
     logging.getLogger("tenure.worker").log(
         logging.WARNING if retried else logging.ERROR,
         text,
-        fields,
+        shown,
         exc_info=attempt.error,
         extra={"tenure_line": {"event": event, **fields}},
     )

@@ -12,7 +12,9 @@ import structlog
 
 from tenure.contracts.bullmq import schedulers
 from tenure.core.errors import UsageError
+from tenure.core.job import NewJob
 from tenure.core.outcome import COMPLETED, Outcome
+from tenure.plans.schedule import new_schedule
 from tests.contract.bullmq.conftest import Bench
 
 pytestmark = pytest.mark.clause("B-39", "B-40")
@@ -60,6 +62,32 @@ async def test_a_schedule_that_cannot_be_computed_leaves_the_claim_and_its_jobs_
     if isinstance(repeat.get("pattern"), str):
         (told,) = logs
         assert (told["log_level"], told["scheduler"], told["job"]) == ("warning", "tick", job_id)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"opts": '{"priority":"high","attempts":[3]}'},
+        {"opts": '{"priority":1e400,"attempts":1e300}'},
+        {"opts": '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"},
+        {"every": "9" * 5_000},
+        {"every": "\u00b2"},
+        {"name": b"\xff", "data": b"\xff", "tz": b"\xff", "pattern": b"\xff"},
+    ],
+    ids=lambda fields: str(fields)[:30],
+)
+async def test_a_scheduler_that_another_program_garbled_hides_no_other(
+    bench: Bench, fields: dict[str, Any]
+) -> None:
+    await bench.producer().upsert_scheduler("bad", every=60_000, name="work")
+    bench.raw.hset(bench.key("repeat:bad"), mapping=fields)
+    bench.raw.zadd(bench.key("repeat"), {"bad": 9e15})
+    schedules = bench.queue().features.schedules
+    assert schedules is not None
+    for name in ("one", "two"):
+        job = NewJob(task="good", payload=b"{}")
+        assert (await schedules.put(new_schedule(job, name=name, every_s=60))).next_ms > 0
+    assert {each.name for each in await schedules.list()} == {"one", "two", "bad"}
 
 
 @pytest.mark.parametrize(

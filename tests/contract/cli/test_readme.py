@@ -77,11 +77,13 @@ def test_what_the_readme_shows_happens_and_your_own_job_is_a_bar_on_its_page(
     link = re.search(r"http://127.0.0.1:8470(/jobs\?q=task:greet)", readme.text)
     assert link is not None
     listed = read(free_port, link[1])
-    (path,) = re.findall(r'data-href="(/jobs/streams/[^"]+)"', listed)
-    job = read(free_port, path)
-    assert 'class="timeline"' in job
-    assert "Hello, Ada!" in job
-    assert "half way" in job
+    by_command_and_client = re.findall(r'data-href="(/jobs/streams/[^"]+)"', listed)
+    assert len(by_command_and_client) == 2
+    for path in by_command_and_client:
+        job = read(free_port, path)
+        assert 'class="timeline"' in job
+        assert "Hello, Ada!" in job
+        assert "half way" in job
 
 
 def read(port: int, path: str) -> str:

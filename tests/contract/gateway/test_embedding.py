@@ -307,6 +307,32 @@ async def test_a_hook_names_the_caller_and_nobody_is_anonymous_beside_it(
         assert foreign.json["code"] == "cross_site"
 
 
+def by_password(request: Request) -> Caller | None:
+    given = request.headers.get("authorization", "").partition(" ")[2]
+    return Caller("ada", frozenset({"admin"})) if given == "YWRhOnB3" else None
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "basic", "Negotiate"])
+async def test_a_password_that_browsers_send_by_themselves_admits_no_page_of_another_site(
+    settings: GatewaySettings, scheme: str
+) -> None:
+    async with served(create_app(settings, caller=by_password)) as url:
+        (queue,) = (
+            await Web(url, {"authorization": f"{scheme} YWRhOnB3"}).get("/api/queues")
+        ).json["queues"]
+        pause = f"/api/queues/{queue['name']}/pause"
+        for headers, status in (
+            ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+            ({"origin": "https://evil.example"}, 403),
+            ({"sec-fetch-site": "same-origin", "origin": url}, 200),
+            ({}, 200),
+        ):
+            sent = {"authorization": f"{scheme} YWRhOnB3", "content-type": "text/plain", **headers}
+            assert (await Web(url).send("POST", pause, headers=sent)).status == status, headers
+        token = {"authorization": "Bearer YWRhOnB3", "origin": "https://shop.example"}
+        assert (await Web(url).send("POST", pause, headers=token)).status == 200
+
+
 async def test_keys_are_valid_beside_a_hook(site: Site, settings: GatewaySettings) -> None:
     ring = open_keyring(site.url())
     _, key = await ring.create(("jobs:write",), "program")
@@ -367,11 +393,17 @@ async def test_the_application_of_the_page_serves_the_callers_it_names(site: Sit
         assert await requester_of(site, reply.json["job_id"]) == "ada"
 
 
+SERVERS = [block.text for block in page("docs/howto/fastapi.md").blocks if block.language == "bash"]
+
+
+@pytest.mark.few
 @pytest.mark.runs("docs/howto/fastapi.md:bash")
-async def test_any_asgi_server_serves_the_application_of_the_environment(site: Site) -> None:
-    (block,) = [b.text for b in page("docs/howto/fastapi.md").blocks if b.language == "bash"]
+@pytest.mark.parametrize("command", SERVERS, ids=lambda command: command.split()[0])
+async def test_any_asgi_server_serves_the_application_of_the_environment_in_many_processes(
+    site: Site, command: str
+) -> None:
     port = free_port()
-    words = shlex.split(block.replace("8470", str(port)))
+    words = shlex.split(command.replace("8470", str(port)))
     environment = os.environ | {
         "TENURE_GATEWAY_QUEUES": site.url(),
         "TENURE_GATEWAY_RATE_PER_S": "0",
@@ -379,17 +411,35 @@ async def test_any_asgi_server_serves_the_application_of_the_environment(site: S
     server = subprocess.Popen([sys.executable, "-m", *words], env=environment)
     try:
         web = Web(f"http://127.0.0.1:{port}")
+        processes: set[str] = set()
 
-        async def answers() -> bool:
+        async def two_processes_answer() -> bool:
             try:
-                return (await web.get("/readyz")).status == 200
-            except OSError:
+                replies = await asyncio.gather(*(web.get("/readyz") for _ in range(10)))
+            except (OSError, EOFError):  # it does not listen yet
                 return False
+            ready = [reply for reply in replies if reply.status == 200]
+            processes.update(reply.headers["x-request-id"].split("-")[0] for reply in ready)
+            return len(processes) > 1
 
-        await until(answers)
+        await until(two_processes_answer, within_s=90)  # each process imports the gateway
         following = await web.follow(await web.submit())
         await site.finish(await site.claim())
         assert [event.name for event in await following.all()][-1] == "done"
     finally:
         server.terminate()
         await asyncio.to_thread(server.wait, 30)
+
+
+async def test_a_setting_that_cannot_be_ends_a_server_with_the_reason_and_no_traceback(
+    site: Site,
+) -> None:
+    words = ("-m", "uvicorn", "tenure.gateway:app", "--port", str(free_port()))
+    environment = os.environ | {"TENURE_GATEWAY_QUEUES": site.url(), "TENURE_GATEWAY_TTL_S": "0"}
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, *words, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await server.communicate()
+    assert server.returncode != 0
+    assert b"gateway.ttl_s (environment TENURE_GATEWAY_TTL_S) is at least 1 second, not 0" in said
+    assert b"Traceback" not in said

@@ -30,7 +30,11 @@ from tests.contract.stages import Staffing
 from tests.contract.unwanted import given_up
 from tests.waiting import until
 
-SERVED = [name for name in contract_names() if name != "memory"]
+SERVED = [
+    name
+    for name in adapters(Servers())
+    if name == "streams_shards" or (name in contract_names() and name != "memory")
+]
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 

@@ -19,8 +19,8 @@ from tenure.cli.project import migrated
 from tenure.core.errors import ServerError
 from tenure.core.job import NewJob
 from tenure.core.registry import open_ledger, open_part, open_queue, parse_url
-from tenure.store import postgres
-from tenure.store.postgres import Postgres
+from tenure.store.postgres import Connection, Postgres
+from tenure.store.postgres.session import Pool, release_pool, shared_pool
 from tests.contract.adapters import Servers
 from tests.waiting import until
 
@@ -113,11 +113,10 @@ async def test_a_worker_has_few_connections_idle_and_busy(base: Base, tmp_path: 
 
 
 async def test_connections_that_nothing_uses_are_closed_but_for_the_one_that_listens(
-    base: Base, monkeypatch: pytest.MonkeyPatch
+    base: Base,
 ) -> None:
-    monkeypatch.setattr(postgres, "IDLE_S", 0.2)
     name = f"w{secrets.token_hex(4)}"
-    engine = open_part(base.url(application_name=name, connections=5), "database")
+    engine = open_part(base.url(application_name=name, connections=5, idle_s=0.2), "database")
     bell = engine.listener("inbox")
     await bell.arm()
     sleeps = [engine.database.fetch("SELECT pg_sleep(0.3)", []) for _ in range(5)]
@@ -172,16 +171,13 @@ async def test_an_error_of_the_database_does_not_show_the_row(base: Base) -> Non
 
 
 def test_event_loops_of_several_threads_join_and_leave_at_once() -> None:
-    async def connect() -> postgres.Connection:
+    async def connect() -> Connection:
         raise NotImplementedError
 
     async def come_and_go(thread: int) -> None:
-        pools = [
-            postgres.shared_pool((thread, number), lambda: postgres.Pool(connect, 1))
-            for number in range(300)
-        ]
+        pools = [shared_pool((thread, number), lambda: Pool(connect, 1)) for number in range(300)]
         for pool in pools:
-            await postgres.release_pool(pool)
+            await release_pool(pool)
 
     every_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

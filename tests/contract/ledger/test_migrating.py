@@ -1,6 +1,7 @@
 """Migrations: applied once, in order, checked at the start, refused when they do not fit."""
 
 import asyncio
+import re
 import secrets
 import sqlite3
 from pathlib import Path
@@ -9,12 +10,22 @@ import pytest
 from click.testing import CliRunner
 
 from tenure.cli.console import group
-from tenure.core.errors import Conflict, UsageError
+from tenure.core.errors import Conflict, LeaseLost, UsageError
 from tenure.core.job import NewJob
+from tenure.core.lease import Report
+from tenure.core.outcome import Outcome
 from tenure.core.registry import open_queue
+from tenure.core.seam import Queue
 from tenure.sql import schema
 from tenure.sql.operations import Dialect
-from tenure.sql.schema import PostgresMigrations, SqliteMigrations, known, load_migrations, migrate
+from tenure.sql.schema import (
+    PostgresMigrations,
+    SqliteMigrations,
+    known,
+    load_migrations,
+    migrate,
+    migration_script,
+)
 from tenure.store.postgres import Postgres
 from tests.contract.adapters import Servers
 
@@ -37,7 +48,7 @@ async def test_a_new_file_gets_its_tables_by_itself(tmp_path: Path) -> None:
     assert (await queue.submit([JOB]))[0].status == "created"
     await queue.close()
     assert await SqliteMigrations(tmp_path / "new.db").applied() == {
-        number: checksum for number, _, checksum, _ in known("sqlite")
+        number: (checksum, name) for number, name, checksum, _ in known("sqlite")
     }
 
 
@@ -89,13 +100,98 @@ async def test_a_file_of_an_earlier_version_is_refused_every_time_until_it_is_mi
         await queue.close()
 
 
-async def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
+async def test_a_later_schema_that_needs_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "later.db"
     await migrate(SqliteMigrations(path), "sqlite")
+    last = max(number for number, *_ in known("sqlite"))
+    note = "INSERT INTO tenure_migrations (number, name, checksum) VALUES (?, ?, 'y')"
     with sqlite3.connect(path) as file:
-        file.execute("INSERT INTO tenure_migrations (number, name, checksum) VALUES (99, 'x', 'y')")
-    with pytest.raises(Conflict, match="later version"):
+        file.execute(note, (98, f"no_stages_needs_{last:04d}"))
+    assert await migrate(SqliteMigrations(path), "sqlite") == []
+    with sqlite3.connect(path) as file:
+        file.execute(note, (99, f"no_steps_needs_{last + 1:04d}"))
+    with pytest.raises(Conflict, match=rf"0099_no_steps.*migration {last + 1:04d}.*upgrade it"):
         await migrate(SqliteMigrations(path), "sqlite")
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    with pytest.raises(Conflict, match="upgrade it"):
+        await queue.submit([JOB])
+    await queue.close()
+
+
+async def goes_through(queue: Queue) -> None:
+    """Submit, one by one and many, claim, extend, report, settle, retry, upkeep."""
+    await queue.submit([JOB])
+    await queue.submit([JOB] * 600)
+    leases = await queue.claim(20, wait_ms=10_000)
+    await queue.extend(leases)
+    await queue.report([Report(lease=leases[0], step="half")])
+    outcomes = [Outcome(lease, "complete", result=b"1") for lease in leases[:10]]
+    outcomes += [Outcome(lease, "release") for lease in leases[10:]]
+    assert not any(isinstance(each, LeaseLost) for each in await queue.settle(outcomes))
+    await queue.upkeep()
+
+
+# What a later version may do in a migration that earlier ones live with.
+LATER = """
+ALTER TABLE inbox_jobs ADD COLUMN shard integer NOT NULL DEFAULT 0;
+ALTER TABLE job_journal ADD COLUMN shard integer;
+ALTER TABLE job_attempts ADD COLUMN shard integer;
+ALTER TABLE idempotency_keys ADD COLUMN shard integer;
+CREATE TABLE later (n integer);
+CREATE INDEX inbox_jobs_later ON inbox_jobs (shard);
+"""
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "pgbouncer"])
+async def test_a_later_schema_serves_workers_of_the_version_before(
+    servers: Servers, tmp_path: Path, engine: str
+) -> None:
+    """One that runs while the schema changes, and one that starts afterwards."""
+    database = None
+    if engine == "sqlite":
+        url, migrations = f"inbox+sqlite:///{tmp_path}/x.db", SqliteMigrations(tmp_path / "x.db")
+    else:
+        server = servers.postgres_itself()
+        if engine == "pgbouncer":
+            server = servers.pgbouncer("transaction").url
+        name = f"later{secrets.token_hex(4)}"
+        url, database = f"inbox+{server}?schema={name}", Postgres(server, schema=name)
+        migrations = PostgresMigrations(database)
+    dialect: Dialect = "sqlite" if engine == "sqlite" else "postgres"
+    await migrate(migrations, dialect)
+    runs = open_queue(url, worker_id="runs")
+    await goes_through(runs)
+    await migrations.apply(len(known(dialect)) + 1, "later", "made-up", LATER)
+    await goes_through(runs)
+    starts = open_queue(url, worker_id="starts")
+    await goes_through(starts)
+    assert await migrate(migrations, dialect) == []
+    for each in (runs, starts):
+        await each.close()
+    if database is not None:
+        await database.script(f"DROP SCHEMA {database.schema} CASCADE")
+        await database.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_a_migration_that_takes_something_away_says_which_version_can_do_without(
+    dialect: Dialect,
+) -> None:
+    takes = re.compile(r"\b(DROP|RENAME)\b")
+    for number, name, text in load_migrations(dialect)[1:]:
+        assert not takes.search(text) or re.search(r"_needs_\d{4}$", name), f"{number} {name}"
+
+
+async def test_what_would_be_run_on_a_file_is_what_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "script.db"
+    script = await migration_script(SqliteMigrations(path), "sqlite")
+    with sqlite3.connect(path, isolation_level=None) as file:
+        file.executescript(script)
+    assert await migrate(SqliteMigrations(path), "sqlite") == []
+    assert await migration_script(SqliteMigrations(path), "sqlite") == ""
+    queue = open_queue(f"inbox+sqlite:///{path}")
+    await goes_through(queue)
+    await queue.close()
 
 
 async def test_three_migrations_of_one_schema_at_once_are_one(servers: Servers) -> None:

@@ -1,19 +1,25 @@
 """What one key can cost a plane: the bytes of claims, claims at once, waits of a revoked key."""
 
 import asyncio
+import json
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
 
+from tenure.contracts.plane import schedules as routes
 from tenure.contracts.plane.claims import Claims, Tokens, Waiters, _StreamRotation
 from tenure.contracts.plane.model import Claim
+from tenure.contracts.plane.news import NewsTail, Reader
+from tenure.contracts.plane.plane import Plane
+from tenure.contracts.plane.queue import PlaneQueue
 from tenure.contracts.plane.transports import TakeResult
 from tenure.core.errors import UsageError
 from tenure.core.lease import Lease, Report
 from tenure.core.seam import PAGE_BYTES
 from tests.contract.adapters import Servers, Stage, adapters
-from tests.contract.gateway.web import Web
+from tests.contract.gateway.web import JSON, Reply, Web, read_reply
 from tests.contract.plane.conftest import Site, claim, enqueue, proof, verb
 from tests.contract.suite.acting import claim_one, job, settle, submit
 from tests.waiting import until
@@ -216,3 +222,219 @@ def test_the_orders_of_streams_that_fairness_remembers_are_bounded() -> None:
     for number in range(5_000):
         rotation.order(("jobs", f"other{number}"))
     assert len(rotation._claims) <= 1_000
+
+
+SCHEDULE = json.dumps({"task": "tick", "payload": 1, "every_ms": 60_000}).encode()
+
+
+async def put(web: Web, name: str) -> int:
+    return (await web.send("PUT", f"/v1/plane/schedules/{name}", SCHEDULE, JSON)).status
+
+
+async def test_requests_for_schedules_take_turns_by_key_and_are_read_beside_the_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads all schedules, and a cron pattern without a time takes a tenth of a second."""
+    one, other = [(await site.ring.create(("jobs:work",), name))[1] for name in ("one", "other")]
+    running = await site.gateway()
+    web, others = [Web(running.url, {"x-api-key": key}) for key in (one, other)]
+    go, threads = threading.Event(), list[threading.Thread]()
+    read = routes.read_schedule
+
+    def held(name: str, given: Any) -> Any:
+        threads.append(threading.current_thread())
+        if name != "free":
+            assert go.wait(60)
+        return read(name, given)
+
+    monkeypatch.setattr(routes, "read_schedule", held)
+    asked = [asyncio.create_task(put(web, f"s{number}")) for number in range(70)]
+    try:
+        # One has its turn, 64 wait, and the other five are refused at once.
+        await until(lambda: sum(task.done() for task in asked) == 5)
+        assert {task.result() for task in asked if task.done()} == {429}
+        assert await put(others, "free") == 200
+        assert len(threads) == 2
+    finally:
+        go.set()
+    assert sorted(await asyncio.gather(*asked)) == [200] * 65 + [429] * 5
+    assert threading.main_thread() not in threads
+    assert len((await web.get("/v1/plane/schedules")).json["schedules"]) == 66
+
+
+def tail_of(site: Site) -> NewsTail:
+    return site.ledger().news
+
+
+A: Reader = ("a", frozenset())
+B: Reader = ("b", frozenset())
+
+
+async def test_who_waits_for_news_is_woken_by_steps_of_its_own_alone(site: Site) -> None:
+    """With a thousand who wait, waking all for every step would leave time for nothing else."""
+    queue, tail = site.local(), tail_of(site)
+    await submit(queue, job())
+    begun = await tail.last()
+    reading = asyncio.create_task(tail.wait(begun, 60_000, A))
+    await until(tail._reading.locked)
+    waiting = [asyncio.create_task(tail.wait(begun, 60_000, B)) for _ in range(3)]
+    await until(lambda: len(tail._waiting.get(B, ())) == 3)
+    at_first = list(tail._waiting[B])
+    (of_a,) = await submit(queue, job(requester="a"))
+    found, after = await asyncio.wait_for(reading, 60)
+    assert ([each.job_id for each in found], after) == ([of_a], await tail.last())
+    # One of them reads on; the others sleep, and have nothing to look through later.
+    await until(tail._reading.locked)
+    asleep = [each for each in at_first if each in tail._waiting[B]]
+    assert len(asleep) >= 2
+    assert {each.after for each in asleep} == {after}
+    (of_b,) = await submit(queue, job(requester="b"))
+    for found, _ in await asyncio.wait_for(asyncio.gather(*waiting), 60):
+        assert [each.job_id for each in found] == [of_b]
+    assert not tail._waiting
+
+
+async def test_who_reads_for_all_may_leave_at_any_time(site: Site) -> None:
+    queue, tail = site.local(), tail_of(site)
+    await submit(queue, job())
+    begun = await tail.last()
+    tasks = [asyncio.create_task(tail.wait(begun, 60_000, B)) for _ in range(4)]
+    await until(lambda: len(tail._waiting.get(B, ())) == 4)
+    for _ in range(3):
+        await until(tail._reading.locked)
+        tasks.pop(0).cancel()
+        await until(lambda: len(tail._waiting[B]) == len(tasks))
+    (of_b,) = await submit(queue, job(requester="b"))
+    found, _ = await asyncio.wait_for(tasks[0], 60)
+    assert [each.job_id for each in found] == [of_b]
+
+
+async def test_old_positions_of_a_key_are_read_one_after_the_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait from an old position reads the history of everyone, page by page."""
+    queue, tail = site.local(), tail_of(site)
+    for _ in range(5):
+        await queue.submit([job(requester="other") for _ in range(500)])
+    read, reading, most = tail._journal.read, 0, 0
+
+    async def counted(**asked: Any) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        try:
+            return await read(**asked)
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(tail._journal, "read", counted)
+    end = await tail.last()
+    answers = await asyncio.gather(*(tail.wait(0, 50, A) for _ in range(6)))
+    assert most == 1
+    assert all(found == [] and 1_000 <= after <= end for found, after in answers)
+    found, _ = await tail.wait(0, 50, ("other", frozenset()))
+    assert [each.position for each in found] == sorted(each.position for each in found)
+
+
+async def test_a_made_up_position_in_an_empty_journal_holds_up_no_news(site: Site) -> None:
+    queue, tail = site.local(), tail_of(site)
+    far = asyncio.create_task(tail.wait(10**17, 60_000, A))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(tail.wait(0, 60_000, B))
+    await until(lambda: bool(tail._waiting.get(B)))
+    (of_b,) = await submit(queue, job(requester="b"))
+    found, _ = await asyncio.wait_for(waiting, 30)
+    assert [each.job_id for each in found] == [of_b]
+    far.cancel()
+    await asyncio.gather(far, return_exceptions=True)
+
+
+async def begin_gather(site: Site, results: Sequence[str]) -> tuple[PlaneQueue, Lease]:
+    """A gather whose jobs have ended with these results, and the lease of its last job."""
+    queue = site.local()
+    flows = queue.features.flows
+    assert flows is not None
+    await flows.start("sum", [[job() for _ in results], [job()]])
+    for result in results:
+        lease = await claim_one(queue)
+        await settle(queue, lease, "complete", result=result.encode())
+    return queue, await claim_one(queue)
+
+
+async def children(web: Web, lease: Lease) -> Reply:
+    asked = {
+        "worker_id": "w1",
+        "job_id": lease.job_id,
+        "attempt_id": f"{lease.job_id}:{lease.fence}",
+        "lease_token": lease.token,
+        "stream": lease.queue,
+    }
+    return await web.post("/internal/worker/children", asked)
+
+
+async def test_results_that_a_job_waited_for_have_a_size_together_over_http(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ['{"n":%s}' % ("1" * 300), json.dumps("é" * 40_000, ensure_ascii=False)]
+    _, lease = await begin_gather(site, texts)
+    web = await site.web()
+    found = (await children(web, lease)).json["results"]
+    assert found == {"sum@0.0": json.loads(texts[0]), "sum@0.1": json.loads(texts[1])}
+    monkeypatch.setattr("tenure.contracts.plane.plane.RESULTS_CHARS_MAX", 40_000)
+    refused = await children(web, lease)
+    assert refused.status in (400, 422)
+    assert "return references" in refused.json["detail"]
+
+
+async def test_the_results_that_jobs_waited_for_are_read_by_turns(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are many megabytes, and a worker may ask for them on many connections."""
+    _, lease = await begin_gather(site, ["1"])
+    keys = [(await site.ring.create(("jobs:work",), name))[1] for name in ("one", "other")]
+    running = await site.gateway()
+    reading, most, go = 0, 0, asyncio.Event()
+    read = Plane.children_results
+
+    async def counted(plane: Plane, lease: Lease) -> dict[str, str]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await go.wait()
+        try:
+            return await read(plane, lease)
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(Plane, "children_results", counted)
+    webs = [Web(running.url, {"x-api-key": key}) for key in keys]
+    asked = [asyncio.create_task(children(web, lease)) for web in webs for _ in range(4)]
+    await until(lambda: reading == 2, "each key has its turn")
+    go.set()
+    assert all(reply.json["results"] == {"sum@0.0": 1} for reply in await asyncio.gather(*asked))
+    assert most == 2
+
+
+async def test_answers_that_a_key_does_not_read_are_counted_with_its_bodies(site: Site) -> None:
+    """Else one key could have the largest answer on each of a thousand connections."""
+    one, other = [
+        (await site.ring.create(("jobs:write", "jobs:read"), name))[1] for name in ("one", "other")
+    ]
+    running = await site.gateway(body_bytes_max=32 << 20)
+    bodies = running.gateway._bodies
+    bodies._per_caller = 30 << 20
+    web, others = [Web(running.url, {"x-api-key": key}) for key in (one, other)]
+    job_id = await enqueue(web, payload="x" * (20 << 20))  # more than sockets take up
+    path = f"/v1/plane/jobs/{job_id}"
+    _, writer = unread = await web.connect()
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(web.head("GET", path))
+    await until(lambda: bodies.total > 20 << 20)
+    refused = await web.get(path)
+    assert (refused.status, refused.json["code"]) == (429, "rate_limited")
+    assert (await others.get(path)).status == 404
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert (await read_reply(unread[0])).json["job_id"] == job_id
+    writer.close()
+    await until(lambda: not bodies.total)
+    assert (await web.get(path)).status == 200

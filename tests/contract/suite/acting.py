@@ -46,6 +46,11 @@ async def claim(queue: Queue, count: int = 1) -> list[Lease]:
     return leases
 
 
+def ordered(stage: Stage, job_ids: list[str]) -> list[str]:
+    """The ids in their order, or sorted if the queue has no order over all of its jobs."""
+    return sorted(job_ids) if "one_order" in stage.cannot else job_ids
+
+
 async def claim_one(queue: Queue) -> Lease:
     """One lease."""
     (lease,) = await claim(queue)

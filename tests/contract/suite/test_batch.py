@@ -14,8 +14,9 @@ pytestmark = pytest.mark.clause("M-2", "M-11")
 
 async def test_one_bad_item_of_a_settle_harms_no_neighbour(stage: Stage) -> None:
     queue = stage.queue("w1")
-    ids = await submit(queue, *[job(max_attempts=3) for _ in range(4)])
+    await submit(queue, *[job(max_attempts=3) for _ in range(4)])
     leases = await claim(queue, 4)
+    ids = [lease.job_id for lease in leases]
     forged = msgspec.structs.replace(leases[1], fence=99)
     outcomes = [
         Outcome(leases[0], "complete", b"1"),
@@ -32,8 +33,9 @@ async def test_one_bad_item_of_a_settle_harms_no_neighbour(stage: Stage) -> None
 
 async def test_one_bad_item_of_an_extend_or_report_harms_no_neighbour(stage: Stage) -> None:
     queue = stage.queue("w1")
-    ids = await submit(queue, *[job() for _ in range(3)])
+    await submit(queue, *[job() for _ in range(3)])
     leases = await claim(queue, 3)
+    ids = [lease.job_id for lease in leases]
     leases[1] = msgspec.structs.replace(leases[1], token="somebody-else")
     extended = await queue.extend(leases)
     assert [type(answer) for answer in extended] == [Lease, LeaseLost, Lease]

@@ -24,6 +24,7 @@ async def test_a_claim_takes_no_more_than_its_limit(stage: Stage) -> None:
     assert len(await queue.claim(10, wait_ms=0)) == 3
 
 
+@pytest.mark.needs("one_order")
 async def test_first_attempts_come_in_the_order_of_their_submits(stage: Stage) -> None:
     queue, other = stage.queue("w1"), stage.queue("w2")
     ids = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import AsyncGenerator
@@ -259,6 +260,7 @@ async def test_a_key_gives_the_same_job_and_another_request_under_it_is_a_confli
             await client.submit("greet", {"name": "Bob"}, key="order-17")
 
 
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=2)
 async def test_a_full_queue_says_when_to_try_again(stage: Stage) -> None:
     async with client_of(stage) as client:
@@ -410,8 +412,10 @@ async def test_a_job_that_does_not_exist_is_not_found(stage: Stage) -> None:
 async def test_a_result_arrives_within_ten_milliseconds(stage: Stage) -> None:
     """Half of them, from the return of the handler to the return of `result`.
 
-    The best of three rounds: the machine may be at other work.
+    The best of three rounds: the machine may be at other work. Behind a pooler there are no
+    notices.
     """
+    pooled = "TENURE_POSTGRES_TOPOLOGY" in os.environ and "postgresql://" in served_url(stage)
 
     async def median_ms() -> float:
         took_ms = []
@@ -422,7 +426,7 @@ async def test_a_result_arrives_within_ten_milliseconds(stage: Stage) -> None:
 
     async with client_of(stage) as client, serving(stage, stamp):
         rounds = [await median_ms() for _ in range(3)]
-    assert min(rounds) < 10, rounds
+    assert min(rounds) < (100 if pooled else 10), rounds
 
 
 def sockets() -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from tenure.core.encoding import short_hash
@@ -120,7 +121,8 @@ async def test_the_journal_can_be_read_from_a_time_on(stage: Stage) -> None:
     await submit(stage.queue("w1"), job())
     (event,) = await history(stage)
     since = stage.journal.since
-    assert await stage.journal.read(after=since(event.ts_ms)) == [event]
+    (found,) = await stage.journal.read(after=since(event.ts_ms))
+    assert msgspec.structs.replace(found, seq=event.seq) == event
     assert await stage.journal.read(after=since(event.ts_ms + 60_000)) == []
 
 

@@ -59,11 +59,12 @@ async def test_jobs_are_found_newest_first_in_pages(stage: Stage) -> None:
 async def test_jobs_are_found_by_state_and_task(stage: Stage) -> None:
     queue = stage.queue("w1")
     await submit(queue, job("f1", task="draw"), job("f2", task="draw"), job("f3", task="read"))
-    await settle(queue, await claim_one(queue), "complete")
+    lease = await claim_one(queue)
+    await settle(queue, lease, "complete")
     done = await stage.ledger.find(Query(states=(stage.words.done,)))
     waiting_draws = await stage.ledger.find(Query(states=(stage.words.waiting,), task="draw"))
-    assert [each.job_id for each in done.jobs] == ["f1"]
-    assert [each.job_id for each in waiting_draws.jobs] == ["f2"]
+    assert [each.job_id for each in done.jobs] == [lease.job_id]
+    assert {each.job_id for each in waiting_draws.jobs} == {"f1", "f2"} - {lease.job_id}
 
 
 @pytest.mark.clause("M-19")
@@ -92,8 +93,9 @@ async def test_only_a_finished_job_is_sent_back(stage: Stage) -> None:
 @pytest.mark.clause("M-19")
 async def test_a_job_that_nobody_runs_is_removed(stage: Stage) -> None:
     queue = stage.queue("w1")
-    running, waiting, delayed = await submit(queue, job(), job(), job(delay_ms=60_000))
+    (running,) = await submit(queue, job())
     lease = await claim_one(queue)
+    waiting, delayed = await submit(queue, job(), job(delay_ms=60_000))
     answers = await stage.ledger.remove([running, waiting, delayed, "no-such-job"])
     assert answers[1:3] == ["ok", "ok"]
     assert "ok" not in (answers[0], answers[3])

@@ -118,6 +118,7 @@ async def test_snooze_does_not_count_the_attempt(stage: Stage) -> None:
     assert await state(stage, job_id) == stage.words.done
 
 
+@pytest.mark.needs("one_order")
 @pytest.mark.clause("M-16", "M-8")
 async def test_release_hands_the_job_back_at_once_and_to_its_old_turn(stage: Stage) -> None:
     queue, other = stage.queue("leaving"), stage.queue("staying")

@@ -118,6 +118,7 @@ async def test_a_list_may_repeat_one_job_any_number_of_times(stage: Stage) -> No
 
 
 @pytest.mark.clause("M-4")
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=1)
 async def test_a_full_queue_refuses_all_repetitions_of_a_job(stage: Stage) -> None:
     queue = stage.queue()
@@ -130,6 +131,7 @@ async def test_a_full_queue_refuses_all_repetitions_of_a_job(stage: Stage) -> No
 
 
 @pytest.mark.clause("M-4")
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=3)
 async def test_a_full_queue_refuses_and_says_when_to_come_back(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -143,6 +145,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(stage: Stage) -> 
 
 
 @pytest.mark.clause("M-2", "M-4", "M-5")
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=1)
 async def test_a_refused_submit_has_no_id_that_could_be_taken_for_a_job(stage: Stage) -> None:
     queue = stage.queue("w1")
@@ -162,6 +165,7 @@ async def test_a_refused_submit_has_no_id_that_could_be_taken_for_a_job(stage: S
 
 
 @pytest.mark.clause("M-4")
+@pytest.mark.needs("exact_depth")
 @pytest.mark.options(depth_max=2)
 async def test_running_jobs_count_and_finished_ones_do_not(stage: Stage) -> None:
     queue = stage.queue("w1")

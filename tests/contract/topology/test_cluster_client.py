@@ -288,6 +288,24 @@ def test_a_bulk_reader_speaks_to_the_owner_of_its_key(
         assert len(list(bulk.pages(key, "", "+", 10))) == 1
 
 
+def test_a_bulk_reader_whose_slot_moves_says_that_it_can_read_again(
+    cluster: RedisCluster, judge: Any, key: str
+) -> None:
+    judge.xadd(key, {"a": "1"})
+    slot = slot_of(key)
+    with BulkRedis(cluster.url, key=key) as bulk:
+        source, target = cluster.begin_move(slot)
+        while cluster.move_keys(slot, source, target):
+            pass
+        with pytest.raises(StoreUnreachable, match=r"moving to another node \(ASK .*read again"):
+            bulk.call("XLEN", key)
+        cluster.end_move(slot, source, target)
+        with pytest.raises(StoreUnreachable, match=r"moving to another node \(MOVED .*read again"):
+            bulk.call("XLEN", key)
+    with BulkRedis(cluster.url, key=key) as again:
+        assert again.call("XLEN", key) == 1
+
+
 async def test_no_node_that_answers_is_told_with_all_that_were_asked() -> None:
     client = Redis("redis+cluster://127.0.0.1:1,127.0.0.1:2", connect_timeout_ms=2_000)
     with pytest.raises(StoreUnreachable, match=r"no node answers: .*:[12]/0.*:[12]/0"):

@@ -21,11 +21,12 @@ from tests.waiting import until
 pytestmark = pytest.mark.few
 
 
+@pytest.mark.parametrize("shards", [1, 3])
 async def test_a_job_goes_from_post_to_its_last_event_also_after_a_failover(
-    cluster: RedisCluster,
+    cluster: RedisCluster, shards: int
 ) -> None:
     tag = secrets.token_hex(4)
-    url = f"streams+{cluster.url}?namespace={{{tag}}}:"
+    url = f"streams+{cluster.url}?namespace={{{tag}}}:&shards={shards}"
 
     @task("chat")
     async def chat(job: Job) -> None:

@@ -36,10 +36,10 @@ MOVES = 3
 class Load:
     """Jobs that are submitted one after the other, and a worker that does them."""
 
-    def __init__(self, contract: str, store_url: str) -> None:
-        name = secrets.token_hex(4)
+    def __init__(self, contract: str, store_url: str, more: str = "") -> None:
+        name = self.name = secrets.token_hex(4)
         own = {
-            "streams": f"namespace={{{name}}}:",
+            "streams": f"namespace={{{name}}}:{more}",
             "bullmq": f"queue=q&prefix={{{name}}}",
             "omniq": f"queue={name}&keep_completed=100000",
         }

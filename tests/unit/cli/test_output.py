@@ -9,7 +9,8 @@ import pytest
 
 from tenure.cli.console import ago, job_object, paint, plain_json, run, safe_url, shown, table
 from tenure.cli.jobs import event_line
-from tenure.core.job import JobEvent, JobRecord
+from tenure.cli.queues import _schedule_object, _schedule_row
+from tenure.core.job import JobEvent, JobRecord, JobTemplate, Schedule
 
 
 class Terminal(io.StringIO):
@@ -76,3 +77,8 @@ def test_a_password_is_never_shown(
     assert "s3cret" not in out
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert {row["name"]: row["value"] for row in rows}["llm.key"] == "***"
+
+
+def test_a_schedule_whose_time_no_date_can_show_is_listed_with_the_others() -> None:
+    made = Schedule(name="n", template=JobTemplate(task="t"), every_ms=10**15, next_ms=10**15)
+    assert _schedule_row(_schedule_object(made))[3] == "9999-12-31 23:59:59 UTC"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.types import Message
 
-from tenure import Client, JobFailed, StoreUnreachable, TenureError, task
+from tenure import Client, JobFailed, StoreUnreachable, TenureError, Worker, task
+from tenure.client.records import Event, JobInfo, QueueCounts
 from tenure.core.errors import (
     Conflict,
     InvalidJob,
@@ -18,6 +23,7 @@ from tenure.core.errors import (
     UsageError,
 )
 from tenure.testing import serving
+from tenure.worker import Settings
 
 
 @task("greet")
@@ -74,6 +80,71 @@ async def test_who_follows_events_when_the_client_closes_is_told_so() -> None:
     await client.close()
     with pytest.raises(UsageError, match="closed while the events"):
         await following
+
+
+def test_a_closed_client_may_be_entered_again_also_in_another_loop() -> None:
+    """As the lifespan of an application does, which is started anew for each of its tests."""
+    client = Client("memory://entered-again")
+
+    async def begin_and_end() -> None:
+        worker = Worker([greet], queues=["memory://entered-again"], settings=Settings(upkeep_ms=50))
+        served = asyncio.ensure_future(worker.serve())
+        async with client:
+            handle = await client.submit(greet, name="Ada")
+            assert await handle.result(timeout_s=10) == "Hello, Ada"
+        worker.stop()
+        await served
+        with pytest.raises(UsageError, match="closed"):
+            await client.submit(greet, name="Bob")
+
+    asyncio.run(begin_and_end())
+    asyncio.run(begin_and_end())
+
+
+async def test_what_a_client_answers_can_be_returned_by_a_route_of_fastapi() -> None:
+    app = FastAPI()
+
+    @app.get("/counts")
+    async def counts() -> QueueCounts:
+        return await queue.client.counts()
+
+    @app.get("/jobs/{job_id}")
+    async def job(job_id: str) -> JobInfo | None:
+        return await queue.client.get(job_id)
+
+    @app.get("/jobs/{job_id}/events")
+    async def events(job_id: str) -> list[Event]:
+        return [event async for event in queue.client.handle(job_id).events()]
+
+    @app.get("/jobs")
+    async def untyped():  # type: ignore[no-untyped-def]
+        return await queue.client.find()
+
+    async with serving(greet) as queue:
+        handle = await queue.client.submit(greet, name="Ada")
+        await handle.result(timeout_s=5)
+        assert (await answer(app, "/counts"))["done"] == 1
+        shown = await answer(app, f"/jobs/{handle.id}")
+        assert (shown["state"], shown["result"], shown["error"]) == ("done", "Hello, Ada", None)
+        assert (await answer(app, f"/jobs/{handle.id}/events"))[-1]["state"] == "done"
+        assert [each["id"] for each in (await answer(app, "/jobs"))["jobs"]] == [handle.id]
+    properties = app.openapi()["components"]["schemas"]["JobInfo"]["properties"]
+    assert "scheduled" in properties["state"]["enum"]
+
+
+async def answer(app: FastAPI, path: str) -> Any:
+    """The JSON that a GET is answered with."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    await app(scope, receive, send)
+    return json.loads(b"".join(message.get("body", b"") for message in sent))
 
 
 async def test_a_search_refuses_what_finds_nothing() -> None:

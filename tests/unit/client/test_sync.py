@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tenure import Job, JobFailed, Timeout, Worker, task
-from tenure.core.errors import InvalidJob, NotFound
+from tenure.core.errors import InvalidJob, NotFound, UsageError
 from tenure.sync import Client
 from tenure.worker import Settings
 
@@ -81,6 +81,15 @@ def test_events_are_a_plain_iterator(client: Client) -> None:
     assert events[-1].state == "done"
     for _ in handle.events():
         break  # a reader may leave early
+
+
+def test_a_closed_client_may_be_entered_again() -> None:
+    own = Client("memory://sync-again")
+    for _ in range(2):
+        with own:
+            assert own.counts().waiting == 0
+        with pytest.raises(UsageError, match="closed"):
+            own.counts()
 
 
 def test_many_threads_share_one_client(client: Client) -> None:

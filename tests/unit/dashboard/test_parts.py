@@ -17,7 +17,14 @@ from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Counts
 from tenure.dashboard.api import SearchLimit
 from tenure.dashboard.app import _HeldResponse, local_path
-from tenure.dashboard.display import ErrorInfo, decode_json, error_info, pretty, trace_link
+from tenure.dashboard.display import (
+    ErrorInfo,
+    decode_json,
+    error_info,
+    moment,
+    pretty,
+    trace_link,
+)
 from tenure.dashboard.queues import OpenQueue
 from tenure.dashboard.views import backlog
 from tenure.dashboard.watch import ChangeListener, Observer, quantiles, summarize
@@ -200,3 +207,10 @@ def test_the_error_codes_that_an_observer_counts_are_bounded() -> None:
             )
         )
     assert (len(observer.errors), observer.errors["other"]) == (1_001, 2_000)
+
+
+@pytest.mark.parametrize("ts_ms", [2**63, 10**15, 253_402_300_800_000, -1, -(10**15)])
+def test_a_time_that_no_date_can_show_ends_no_page(ts_ms: int) -> None:
+    """Another program may have stored any time, of a job or of a schedule."""
+    wanted = "9999-12-31 23:59:59.999Z" if ts_ms > 0 else "1970-01-01 00:00:00.000Z"
+    assert moment(ts_ms) == wanted

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
-from tenure.pipeline.schema import position_number, rows_of
+from tenure.pipeline.schema import COLUMNS, position_number, rows_of
 from tenure.pipeline.source.lines import LineParser
 from tenure.store.journal import LineFormat
 
@@ -97,3 +98,44 @@ def test_places_rise_with_positions() -> None:
     places = [position_number(position) for position in order]
     assert places == sorted(places)
     assert len(set(places)) == len(places)
+
+
+GARBLED = [
+    "9" * 18,
+    "9" * 19,
+    "9" * 400,
+    str(2**63 - 1),
+    str(2**63),
+    str(2**31),
+    "-1",
+    str(-(2**63)),
+    "1e9",
+    "x",
+]
+
+
+@pytest.mark.parametrize("contract", sorted(URLS))
+@pytest.mark.parametrize("number", GARBLED, ids=lambda number: number[:12])
+def test_a_number_that_no_reader_can_compute_with_stops_no_page(contract: str, number: str) -> None:
+    """One line of another program in a journal would else end every capture of it."""
+    fmt = format_of(contract)
+    bad = ["bad", "submit", *[number] * (len(fmt.fields) - 2)]
+    good = ["good", "submit", "1", "1794794400000"]
+    page = [[b"1-0", [b"e", "\t".join(bad).encode()]], [b"2-0", [b"e", "\t".join(good).encode()]]]
+    for rows in (LineParser(fmt, "j").batch(page), decoded(contract, page)):
+        bad_row, good_row = rows.to_pylist()
+        assert (bad_row["job_id"], good_row["job_id"]) == ("bad", "good")
+        assert (good_row["ver"], good_row["ts_ms"]) == (1, 1794794400000)
+        for name, kind in COLUMNS:
+            if kind != "string":
+                assert abs(bad_row[name]) <= 2**53, name
+
+
+def test_an_entry_beyond_the_last_time_has_a_position_all_the_same() -> None:
+    line = [b"e", b"job\tsubmit\t1\t5"]
+    ids = [b"1-0", b"2199023255552-1", b"18446744073709551615-18446744073709551615"]
+    rows = LineParser(format_of("streams"), "j").batch([[each, line] for each in ids])
+    found = rows.column("pos").to_pylist()
+    assert found == sorted(found)
+    assert found == [position_number(f"{each.decode()}.0") for each in ids]
+    assert found[-1] < 2**63

@@ -68,6 +68,7 @@ def test_what_was_gone_at_the_first_look_is_not_a_loss() -> None:
 def test_the_name_of_a_journal_knows_no_password_and_no_tuning() -> None:
     plain_url = journal_name("streams+redis://host:6379/0")
     assert journal_name("streams+redis://me:secret@host:6379/0?lease_ms=99") == plain_url
+    assert journal_name("streams+redis://host:6379/0?replicas=1") == plain_url
     assert journal_name("streams+redis://host:6379/1") != plain_url
     assert journal_name("streams+redis://host:6379/0?namespace=a:") != plain_url
     assert "secret" not in journal_name("bullmq+redis://me:secret@host:6379/0?queue=q")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from tenure.core.errors import UsageError
 from tenure.core.job import Missed, NewJob, Schedule, Submitted
 from tenure.core.registry import open_ledger, open_queue
 from tenure.plans.schedule import (
+    GROUP,
     LATE_MS,
+    ROUND_BYTES_MAX,
+    ROUND_JOBS_MAX,
     STORED_BYTES_MAX,
     StoredSchedules,
     due_times,
@@ -197,3 +202,66 @@ async def test_the_schedules_of_a_queue_have_a_size_together() -> None:
     assert await schedules.remove("s1")
     await schedules.put(new_schedule(large, name="s3", every_s=60))
     await ledger.close()
+
+
+async def store(stored: StoredSchedules, schedule: Schedule) -> None:
+    text = msgspec.json.encode(schedule).decode()
+    assert await stored._records.swap(GROUP, schedule.name, "", text)
+
+
+def long_due(name: str, payload: str = "1") -> Schedule:
+    """A schedule with a thousand times and more that passed and need a job each."""
+    job = NewJob(task="report", payload=payload.encode())
+    made = new_schedule(job, name=name, every_s=0.1, missed="all")
+    return msgspec.structs.replace(made, next_ms=time.time_ns() // 10**8 * 100 - 200_000)
+
+
+class Rounds:
+    """Takes all jobs, and remembers those of each round."""
+
+    def __init__(self) -> None:
+        self.jobs: list[NewJob] = []
+
+    async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+        self.jobs = list(jobs)
+        return [Submitted(job.job_id, "created") for job in jobs]
+
+
+async def test_a_round_stores_a_bounded_number_of_bytes_and_the_next_goes_on() -> None:
+    stored, rounds = schedules("schedule-bytes"), Rounds()
+    await store(stored, long_due("large", '"%s"' % ("x" * (1 << 20))))
+    found: list[str] = []
+    for _ in range(2):
+        await stored.enqueue_due(rounds.submit, 1_000)
+        assert 10 <= len(rounds.jobs) <= ROUND_BYTES_MAX >> 20
+        found += [job.job_id for job in rounds.jobs]
+    (schedule,) = await stored.list()
+    times = [int(job_id.partition("@")[2]) for job_id in found]
+    assert times == list(range(times[0], schedule.next_ms, 100))
+
+
+async def test_a_round_stores_a_bounded_number_of_jobs_and_leaves_no_schedule_out_for_ever() -> (
+    None
+):
+    stored, rounds = schedules("schedule-jobs"), Rounds()
+    for number in range(15):
+        await store(stored, long_due(f"s{number}"))
+    served: set[str] = set()
+    for _ in range(200):  # which ones a full round leaves out is left to chance
+        await stored.enqueue_due(rounds.submit, 1_000)
+        assert len(rounds.jobs) <= ROUND_JOBS_MAX
+        served |= {job.job_id.partition("@")[0] for job in rounds.jobs}
+        if len(served) == 15:
+            break
+    assert len(served) == 15
+
+
+async def test_a_record_that_cannot_be_read_stops_no_other_schedule() -> None:
+    stored, rounds = schedules("schedule-deep"), Rounds()
+    deep = '{"name":"deep","template":{"task":"t","options":{"a":%s}}}' % (
+        "[" * 5_000 + "]" * 5_000
+    )
+    assert await stored._records.swap(GROUP, "deep", "", deep)
+    await store(stored, long_due("sound"))
+    assert [each.name for each in await stored.enqueue_due(rounds.submit, 1_000)] == ["sound"]
+    assert [each.name for each in await stored.list()] == ["sound"]

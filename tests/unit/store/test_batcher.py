@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tenure.store.batcher import SECOND_CALL_WEIGHT, Batcher, TooManyWaiting
+from tenure.store.batcher import SECOND_CALL_WEIGHT, Batcher, TooManyWaiting, Turns
 
 
 class Slow:
@@ -172,3 +172,27 @@ async def test_what_waits_of_a_caller_is_bounded_and_only_its_own() -> None:
     answers = await asyncio.gather(*asking)
     assert [len(answer) for answer in answers] == [9, 2, 2, 1, 9, 4, 4]
     assert await batcher(["a"] * 5) == ["a"] * 5, "there is room again"
+
+
+async def test_calls_of_one_caller_take_turns_and_those_of_another_do_not_wait() -> None:
+    turns, go = Turns(1, waiting_max=2), asyncio.Event()
+    running: list[str] = []
+
+    async def call(who: str) -> None:
+        async with turns.of(who):
+            running.append(who)
+            await go.wait()
+
+    calls = [asyncio.create_task(call("a")) for _ in range(3)]
+    await _turn()
+    with pytest.raises(TooManyWaiting):
+        await call("a")
+    calls += [asyncio.create_task(call(who)) for who in ("b", "", "")]
+    await _turn()
+    assert running == ["a", "b", "", ""]
+    calls.pop(1).cancel()  # one that waits leaves
+    go.set()
+    await asyncio.gather(*calls)
+    assert sorted(running) == ["", "", "a", "a", "b"]
+    async with turns.of("a"):
+        pass

@@ -58,6 +58,12 @@ from tenure.store.redis.wire import (
                 sentinel_password="s",
             ),
         ),
+        ("redis://box?replicas=2", RedisAddress(host="box", replicas=2)),
+        ("unix:///r.sock?replicas=1", RedisAddress(path="/r.sock", replicas=1)),
+        (
+            "redis+cluster://a?replicas=1&replicas_ms=250",
+            RedisAddress(topology="cluster", hosts=(("a", 6379),), replicas=1, replicas_ms=250),
+        ),
         (
             "rediss+cluster://a,b:7001",
             RedisAddress(topology="cluster", hosts=(("a", 6379), ("b", 7001)), tls=True),
@@ -94,6 +100,10 @@ def test_every_form_of_url_is_read(url: str, expected: RedisAddress) -> None:
         ("redis://box?credentials=os:sep", "is not a function"),
         ("redis://box?password_file=f&password_command=c", "one of password_file"),
         ("redis://box?sentinel_password=s", "unknown option 'sentinel_password'"),
+        ("redis://box?replicas=all", "replicas in the Redis URL is a whole number from 1 to 100"),
+        ("redis://box?replicas=0", "replicas in the Redis URL is a whole number from 1 to 100"),
+        ("redis://box?replicas=1&replicas_ms=0", "replicas_ms in the Redis URL is a whole number"),
+        ("redis://box?replicas_ms=100", "replicas_ms needs replicas as well"),
     ],
 )
 def test_a_wrong_url_is_told_what_is_wrong(url: str, says: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tenure.core.errors import ReplyLost, StoreUnreachable, UsageError
+from tenure.core.errors import NotReplicated, ReplyLost, StoreUnreachable, UsageError
 from tenure.core.job import NewJob, Submitted
 from tenure.store.resend import resend, run_step, submit_with_retry
 
@@ -47,6 +47,17 @@ async def test_whatever_follows_a_lost_answer_leaves_the_call_in_doubt(later: Ex
 
     with pytest.raises(ReplyLost, match="no answer; sent again"):
         await resend(call, tries=2, patience_s=5)
+
+
+async def test_a_call_that_waited_for_replicas_in_vain_is_not_made_again() -> None:
+    faults: list[Exception] = [ReplyLost("no answer"), NotReplicated("0 of 1 replicas have it")]
+
+    async def call() -> None:
+        raise faults.pop(0)
+
+    with pytest.raises(NotReplicated):
+        await resend(call, tries=5, patience_s=5)
+    assert not faults
 
 
 async def test_a_first_part_that_never_left_is_unreachable_and_a_later_one_in_doubt() -> None:

@@ -54,6 +54,7 @@ class Store:
         self.calls: Counter[str] = Counter()
         self.batches: list[tuple[str, int]] = []
         self.stolen: set[str] = set()
+        self.unreached: set[str] = set()
         self.cancels: set[str] = set()
         self.before: dict[str, Fault] = {}
         self.after: dict[str, Fault] = {}
@@ -167,6 +168,8 @@ class View:
         done = (lease.job_id, lease.fence) in self.store.verdicts
         if done or lease.job_id in self.store.stolen:
             return LeaseLost(lease.job_id)
+        if lease.job_id in self.store.unreached:
+            return lease
         asked = lease.job_id in self.store.cancels
         return msgspec.structs.replace(lease, cancel_requested=asked)
 

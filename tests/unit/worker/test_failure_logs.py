@@ -93,6 +93,20 @@ async def test_a_failure_without_an_error_of_the_handler_is_logged_too(
     assert says in record.getMessage()
 
 
+@task("escape")
+async def escaping(job: Job) -> None:
+    raise ValueError("\x1b]0;owned\x07\r\nforged line \u202e")
+
+
+async def test_what_a_terminal_would_obey_is_escaped_for_the_log_of_an_application(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await ended(escaping, name="escape", max_attempts=1)
+    (record,) = told(caplog)
+    assert record.getMessage().isprintable()
+    assert "ValueError: \\x1b]0;owned\\x07\\r\\nforged line \\u202e" in record.getMessage()
+
+
 async def test_what_is_no_failure_is_not_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 

@@ -128,6 +128,29 @@ async def test_a_lease_is_lost_when_its_local_deadline_passes_unconfirmed() -> N
     assert lost[0] - began[0] < 4 * LEASE_MS / 1000
 
 
+async def test_a_lease_that_alone_could_not_be_reached_is_lost_and_the_others_are_kept() -> None:
+    """The queue returns such a lease as it got it; its deadline must not move."""
+    store = Store(lease_ms=LEASE_MS)
+    store.add("wait", 2)
+    store.unreached.add("wait-1")
+    lost: list[str] = []
+
+    @task("wait")
+    async def wait(job: Job) -> None:
+        try:
+            await asyncio.sleep(60)  # only a cancel ends it
+        finally:
+            lost.append(job.id)
+
+    worker = Worker([wait], queues=[store.open], settings=QUICK)
+    async with serving(worker):
+        await worker.watch.until("lost")
+        assert lost == ["wait-1"]
+        await worker.watch.until("extended", 8)
+        assert lost == ["wait-1"]
+        assert worker.watch.counts["lost"] == 1
+
+
 async def test_a_hanging_extend_does_not_hide_that_the_deadline_passed() -> None:
     store = Store(lease_ms=LEASE_MS)
     store.gates["extend"] = asyncio.Event()  # never set

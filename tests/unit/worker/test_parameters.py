@@ -92,6 +92,21 @@ def greet(name: str) -> str:
     return name
 
 
+@task("late")
+def late(delay_s: int) -> int:
+    return delay_s
+
+
+def test_an_option_among_the_parameters_is_refused_with_the_form_that_takes_it() -> None:
+    right = r"name; options go with a call: submit\(task\.call\(\.\.\.\), attempts=\.\.\., key="
+    with pytest.raises(InvalidJob, match=right):
+        greet.call(name="Ada", key="k", attempts=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidJob) as refused:
+        late.call(3, 4)  # type: ignore[call-arg]
+    assert "options" not in str(refused.value)
+    assert late.call(delay_s=3).payload == b'{"delay_s":3}'
+
+
 def test_options_of_a_call_add_up() -> None:
     call = greet.call(name="Ada").with_options(key="k").with_options(delay_s=3)
     assert call.options == {"key": "k", "delay_s": 3}
@@ -165,3 +180,28 @@ def test_parameters_travel_to_other_processes() -> None:
     made = copy.copy(greet.parameters)
     assert made is not greet.parameters
     assert made.read(b'{"name":"Ada"}') == {"name": "Ada"}
+
+
+class Many(BaseModel):
+    items: list[int]
+
+
+def test_a_payload_with_very_many_faults_makes_no_long_reason() -> None:
+    """pydantic lists every fault: a megabyte of payload became twenty of text, in ten seconds."""
+
+    @task("many")
+    async def many(job: Job, given: Many) -> None: ...
+
+    assert many.parameters is not None
+    with pytest.raises(Fatal) as refused:
+        many.parameters.read(b'{"given":{"items":[' + b",".join([b'"x"'] * 20_000) + b"]}}")
+    assert "20000 values of Many are wrong" in str(refused.value)
+    with pytest.raises(Fatal, match=r"items\.0: Input should be a valid integer"):
+        many.parameters.read(b'{"given":{"items":["x"]}}')
+
+
+def test_a_field_with_a_very_long_name_is_not_repeated_in_full() -> None:
+    assert typed.parameters is not None
+    with pytest.raises(Fatal, match="there is no such field") as refused:
+        typed.parameters.read(b'{"count":2,"' + b"a" * 1_000_000 + b'":1}')
+    assert len(str(refused.value)) < 1_000

@@ -204,7 +204,7 @@ def unpack_options(raw: bytes) -> dict[str, Any]:
     """
     try:
         stored = msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     options = {_LONG.get(name, name): value for name, value in stored.items()}
     telemetry = {"metadata": options.pop("telemetryMetadata", None)}
@@ -227,13 +227,13 @@ def read_options(raw: bytes) -> JobOptions:
     if not isinstance(given, dict):
         return JobOptions()
     return JobOptions(
-        attempts=_whole(given.get("attempts")) or 0,
+        attempts=whole(given.get("attempts")) or 0,
         backoff=given.get("backoff"),
         lifo=given.get("lifo") is True,
         keep_completed=_keep(given.get("removeOnComplete")),
         keep_failed=_keep(given.get("removeOnFail")),
-        stack_trace_limit=_whole(given.get("stackTraceLimit")),
-        keep_logs=_whole(given.get("kl")),
+        stack_trace_limit=whole(given.get("stackTraceLimit")),
+        keep_logs=whole(given.get("kl")),
         trace=_trace(given.get("tm")),
     )
 
@@ -245,9 +245,9 @@ def _keep(given: Any) -> Keep | None:
     if isinstance(given, bool) or given is None:
         return None if given is None else Keep()
     if isinstance(given, int | float):
-        return Keep(count=_whole(given)) if given >= 0 else Keep()
+        return Keep(count=whole(given)) if given >= 0 else Keep()
     if isinstance(given, dict):
-        count, age, limit = (_whole(given.get(name)) for name in ("count", "age", "limit"))
+        count, age, limit = (whole(given.get(name)) for name in ("count", "age", "limit"))
         return Keep(count, age, limit)
     return None
 
@@ -291,7 +291,8 @@ def _real(value: Any) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
+    """A whole number in options of any program; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if abs(value) < 2**53 else None

@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 
-from tenure.contracts.bullmq.options import CONTRACT, SHORT, Options, long_names, unpack_options
+from tenure.contracts.bullmq.options import (
+    CONTRACT,
+    SHORT,
+    Options,
+    long_names,
+    unpack_options,
+    whole,
+)
 from tenure.contracts.bullmq.producer import Flow, Producer
 from tenure.contracts.bullmq.records import read_children
 from tenure.contracts.bullmq.schedulers import Scheduler, read_schedulers
@@ -28,7 +35,7 @@ from tenure.core.job import (
 from tenure.core.lease import Lease
 from tenure.plans.flow import another_flow, steps_of
 from tenure.store.redis import Redis
-from tenure.store.redis_queue import read_all
+from tenure.store.redis_queue import number, read_all
 
 # Our field in a scheduler's hash, which Node ignores.
 _OWN = "tenure"
@@ -170,19 +177,18 @@ def _schedule(name: str, next_ms: int, raw: dict[str, bytes]) -> Schedule:
     def text(field: str) -> str:
         return raw.get(field, b"").decode(errors="replace")
 
-    options = unpack_options(raw.get("opts", b"{}"))
-    every = text("every")
+    options = unpack_options(raw.get("opts", b"{}"))  # other programs may have stored anything
     return Schedule(
         name=name,
         template=JobTemplate(
             task=text("name"),
             payload=text("data") or "{}",
-            priority=int(options.pop("priority", 0) or 0),
-            max_attempts=int(options.pop("attempts", 0) or 0) or None,
+            priority=whole(options.pop("priority", 0)) or 0,
+            max_attempts=whole(options.pop("attempts", 0)) or None,
             options=options,
         ),
         cron=text("pattern"),
-        every_ms=int(every) if every.isdecimal() else 0,
+        every_ms=number(raw.get("every")),
         tz=text("tz"),
         declared=text(_OWN) == _DECLARED,
         next_ms=next_ms,

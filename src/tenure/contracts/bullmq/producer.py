@@ -165,7 +165,7 @@ class Producer:
     async def _send(self, rows: Sequence[tuple[Arg, ...]]) -> list[str]:
         head = (secrets.token_hex(12), self._options.max_depth, 0)
         replies = await resend(
-            lambda: self._scripts.run_rows("add", head, rows),
+            lambda: self._scripts.run_rows("add", head, rows, replicated=True),
             tries=_TRIES_MAX,
             patience_s=_PATIENCE_S,
             final_errors=ServerError,
@@ -186,7 +186,8 @@ class Producer:
                 for child in flow.children
             ]
         load = ("SCRIPT", "LOAD", SCRIPTS["add"].source)
-        replies = await self._redis.pipeline([load, ("MULTI",), *commands, ("EXEC",)])
+        whole = [load, ("MULTI",), *commands, ("EXEC",)]
+        replies = await self._redis.pipeline(whole, replicated=True)
         answers = replies[-1] or ()
         for reply in (*replies, *answers):
             if isinstance(reply, ServerError):

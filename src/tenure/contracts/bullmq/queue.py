@@ -79,7 +79,7 @@ class BullmqQueue:
         head = ("", options.max_depth, options.idempotency_ttl_s * 1000)
 
         async def send(rows: Sequence[tuple[Arg, ...]]) -> list[Submitted]:
-            replies = await self._scripts.run_rows("add", head, rows)
+            replies = await self._scripts.run_rows("add", head, rows, replicated=True)
             return [submit_answer(reply, options) for reply in replies]
 
         return await submit_valid(jobs, submit_args, send)

@@ -130,8 +130,8 @@ async def read_children(redis: Redis, key: str) -> Children:
     return Children(
         results={key: json_or_text(raw) for key, raw in _in_order(fields_of(processed))},
         failures={key: raw.decode(errors="replace") for key, raw in fields_of(failed).items()},
-        fatal=[key.decode() for key in unsuccessful or ()],
-        pending=sorted(key.decode() for key in pending or ()),
+        fatal=[key.decode(errors="replace") for key in unsuccessful or ()],
+        pending=sorted(key.decode(errors="replace") for key in pending or ()),
     )
 
 

@@ -26,25 +26,34 @@ class Scripts:
         self._redis = redis
         self._prefix = options.key_prefix
 
-    async def run(self, name: str, *args: Arg) -> Any:
-        """Run `lua/<name>-16.lua`.
+    async def run(self, name: str, *args: Arg, replicated: bool = False) -> Any:
+        """Run `lua/<name>-16.lua`; `replicated` as in `Redis.run`.
 
         A script that meets a key of another type raises before it writes. Then `mend-16.lua`
         renames the key, and the script runs again.
         """
+        script, given = SCRIPTS[name], (self._prefix, *args)
         try:
-            return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
+            return await self._redis.run(script, self.keys, given, replicated=replicated)
         except ServerError as error:
             await self.mend(error)
-        return await self._redis.run(SCRIPTS[name], self.keys, (self._prefix, *args))
+        return await self._redis.run(script, self.keys, given, replicated=replicated)
 
     async def run_rows(
-        self, name: str, head: Sequence[Arg], rows: Sequence[Sequence[Arg]]
+        self,
+        name: str,
+        head: Sequence[Arg],
+        rows: Sequence[Sequence[Arg]],
+        *,
+        replicated: bool = False,
     ) -> list[Any]:
         """Run a script that takes rows of arguments, in batches; a reply for each row."""
-        return await in_batches(
-            rows, lambda batch: self.run(name, *head, *chain.from_iterable(batch))
-        )
+
+        async def send(batch: Sequence[Sequence[Arg]]) -> Any:
+            args = chain.from_iterable(batch)
+            return await self.run(name, *head, *args, replicated=replicated)
+
+        return await in_batches(rows, send)
 
     async def mend(self, error: ServerError) -> None:
         """Repair the keys that caused the error; raise it again if it has another cause."""

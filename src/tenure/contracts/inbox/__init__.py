@@ -46,8 +46,9 @@ def open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, Options]:
 
 def _read_options(url: QueueUrl) -> tuple[Options, str]:
     from tenure.contracts.inbox.queue import Options
+    from tenure.store.credentials import LOGIN_OPTIONS
 
-    return url.read(Options)
+    return url.read(Options, of_store=LOGIN_OPTIONS)
 
 
 def _open_queue(url: QueueUrl, worker_id: str) -> InboxQueue:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure.contracts.omniq.options import queue_base
-from tenure.core.errors import ServerError, StoreUnreachable, TenureError
+from tenure.core.errors import NotReplicated, ServerError, StoreUnreachable, TenureError
 from tenure.store.redis import Arg, Redis, ScriptFolder
 from tenure.store.resend import resend
 
@@ -42,11 +42,13 @@ class Calls:
         self._pending = 0
         self._resend_until = 0.0
 
-    async def run(self, name: str, *args: Arg) -> Any:
-        """Run a script whose repetition does no harm."""
-        return await self.redis.run(SCRIPTS[name], self._keys, args)
+    async def run(self, name: str, *args: Arg, replicated: bool = False) -> Any:
+        """Run a script whose repetition does no harm; `replicated` as in `Redis.run`."""
+        return await self.redis.run(SCRIPTS[name], self._keys, args, replicated=replicated)
 
-    async def run_once(self, name: str, before: tuple[Arg, ...], *args: Arg) -> Any:
+    async def run_once(
+        self, name: str, before: tuple[Arg, ...], *args: Arg, replicated: bool = False
+    ) -> Any:
         """Run a script that recognises its repetition.
 
         Its arguments are `before`, the instance, whether a call is unanswered, and `args`.
@@ -57,8 +59,9 @@ class Calls:
             unanswered = _LOST
         self._pending += 1
         try:
-            return await self.run(name, *before, self.instance, unanswered, *args)
-        except (ServerError, StoreUnreachable):
+            given = (*before, self.instance, unanswered, *args)
+            return await self.run(name, *given, replicated=replicated)
+        except (NotReplicated, ServerError, StoreUnreachable):
             raise  # it was answered, or not executed
         except (asyncio.CancelledError, TenureError):
             self._resend_until = loop.time() + _RESEND_S

@@ -162,7 +162,7 @@ class Client:
         async def send(batch: Sequence[Publication]) -> list[str]:
             args = script_args(batch)
             _, *others = await until_answered(
-                lambda: calls.run_once("publish", (now_ms,), 0, 0, *args)
+                lambda: calls.run_once("publish", (now_ms,), 0, 0, *args, replicated=True)
             )
             for _, status, job_id, _ in others:
                 if status == b"conflict":

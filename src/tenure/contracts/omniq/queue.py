@@ -173,7 +173,8 @@ class OmniqQueue:
 
         async def send(batch: Sequence[Publication]) -> list[Submitted]:
             limits = (options.max_depth, options.idempotency_ttl_s * 1000)
-            reply = await self._calls.run_once("publish", (0,), *limits, *script_args(batch))
+            args = (*limits, *script_args(batch))
+            reply = await self._calls.run_once("publish", (0,), *args, replicated=True)
             return answers(reply, batch, options)
 
         return await submit_valid(jobs, lambda job: from_new_job(job, options, shapes), send)

@@ -52,6 +52,12 @@ def _open_queue(url: QueueUrl, worker_id: str) -> PlaneQueue:
 
     engine, options = _open_parts(url)
     redis = Redis(options.redis, name="tenure-plane") if options.redis else None
+    if redis is not None and redis.replicas:
+        raise UsageError(
+            "the jobs of a plane are in its database, and its Redis has messages only: leave "
+            "replicas out of redis=, and let the database replicate",
+            contract="plane",
+        )
     return LocalQueue(Plane(engine, options, redis=redis), worker_id=worker_id)
 
 
@@ -88,23 +94,28 @@ def _open_database(url: QueueUrl) -> Engine:
 
 
 def _read_options(url: QueueUrl) -> tuple[PlaneOptions | WorkerOptions, str]:
-    from tenure.contracts.plane.model import PlaneOptions, WorkerOptions
+    from tenure.contracts.plane.model import WorkerOptions
 
-    return url.read(WorkerOptions if url.store.startswith("http") else PlaneOptions)
+    return url.read(WorkerOptions) if url.store.startswith("http") else _read_plane(url)
+
+
+def _read_plane(url: QueueUrl) -> tuple[PlaneOptions, str]:
+    from tenure.contracts.plane.model import PlaneOptions
+    from tenure.store.credentials import LOGIN_OPTIONS
+
+    return url.read(PlaneOptions, of_store=LOGIN_OPTIONS)
 
 
 def _journal_format(url: QueueUrl) -> SqlFormat:
     from tenure.contracts.plane.ledger import journal_table
-    from tenure.contracts.plane.model import PlaneOptions
 
     _require_database(url)
-    options, store = url.read(PlaneOptions)
+    options, store = _read_plane(url)
     return journal_table(store, options)
 
 
 def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOptions]:
     """The database and the options that a URL names."""
-    from tenure.contracts.plane.model import PlaneOptions
     from tenure.sql import open_engine
 
     if not url.store:
@@ -113,7 +124,7 @@ def _open_parts(url: QueueUrl, *, pinned: bool = True) -> tuple[Engine, PlaneOpt
             "plane+sqlite:///plane.db or plane+postgresql://user@host/database",
             contract="plane",
         )
-    options, store = url.read(PlaneOptions)
+    options, store = _read_plane(url)
     return open_engine(store, options.engine(store, pinned=pinned)), options
 
 

@@ -8,10 +8,8 @@ import hmac
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakValueDictionary
 
 from tenure.contracts.plane.model import Claim, queue_of
 from tenure.contracts.plane.transports import Transport, lease_of
@@ -22,6 +20,7 @@ from tenure.core.outcome import Outcome, Verdict
 from tenure.core.seam import PAGE_BYTES, Quarantined
 from tenure.sql.claim import bury_unreadable, why_no_json
 from tenure.sql.engine import PLANE, Engine, QueueListener
+from tenure.store.batcher import Turns
 
 _NONCE_CHARS = 32
 _SIGNATURE_CHARS = 16
@@ -232,7 +231,7 @@ class Claims:
         self._waiters = waiters
         self._settle = settle
         self._rotation = _StreamRotation(fair_every)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns = Turns(_TAKING_MAX)
         self._active: dict[str, asyncio.Task[list[Lease]]] = {}
         self._releasing: set[asyncio.Future[None]] = set()
         self.quarantined: list[Quarantined] = []
@@ -245,7 +244,7 @@ class Claims:
         for claim_id in filter(None, earlier):
             nonce = tokens.nonce(claim.requester, worker_id, claim_id)
             await self._supersede(nonce)
-            async with self._turn(claim):
+            async with self._turns.of(claim.requester):
                 held = await self._recover(nonce, streams, claim.limit, tokens)
             if held:
                 return held
@@ -254,22 +253,13 @@ class Claims:
         if claim.claim_id:
             return await self._run_resendable(active)
         if claim.wait_ms <= 0:  # it cannot be sent again and is brief, so nothing needs to end it
-            async with self._turn(claim):
+            async with self._turns.of(claim.requester):
                 return await self._look(active)
         return await self._wait(active)
 
     async def close(self) -> None:
         """Wait until the leases of claimers that have gone are released."""
         await asyncio.gather(*self._releasing, return_exceptions=True)
-
-    def _turn(self, claim: Claim) -> AbstractAsyncContextManager[None]:
-        """A turn to take leases for the key of a claim; the anonymous local caller has no limit."""
-        if not claim.requester:
-            return nullcontext()
-        turn = self._turns.get(claim.requester)
-        if turn is None:
-            turn = self._turns[claim.requester] = asyncio.Semaphore(_TAKING_MAX)
-        return turn
 
     async def _run_resendable(self, active: _ActiveClaim) -> list[Lease]:
         """Run a claim with an id; if the same claim is sent again, this one ends."""
@@ -312,7 +302,7 @@ class Claims:
 
     async def _look_shielded(self, active: _ActiveClaim) -> list[Lease]:
         """Look once. If the claim is cancelled during the look, its leases are released."""
-        async with self._turn(active.claim):
+        async with self._turns.of(active.claim.requester):
             looking = asyncio.ensure_future(self._look(active))
             try:
                 return await asyncio.shield(looking)

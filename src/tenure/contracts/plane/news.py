@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import takewhile
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -23,8 +24,10 @@ from tenure.core.job import JobEvent, JobRecord
 from tenure.core.journal import JournalEvent
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Journal, Ledger, is_full
+from tenure.store.batcher import Turns
 
 _NEWS_KEPT = 10_000
+_LOOK_S = 0.25
 _POSITION = re.compile(r"[0-9]{1,18}")
 
 
@@ -94,11 +97,28 @@ class Moved(NamedTuple):
     state: str
 
 
+Reader = tuple[str | None, frozenset[str]]
+"""Whose news are read (None: everyone's) and of which streams (none: of all)."""
+
+
+class _Waiter:
+    """One who waits for news: the position up to which it has looked, and the steps found then."""
+
+    __slots__ = ("after", "found", "woken")
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.found: list[Moved] = []
+        self.woken = asyncio.Event()
+
+
 class NewsTail:
     """Reads the journal once for all who wait for news of their jobs over HTTP.
 
-    One of those who wait reads for all of them, and another goes on when that one leaves. A reader
-    whose position is too old for what is kept here reads the journal itself.
+    One of those who wait reads for all of them, and another goes on when that one leaves. The
+    others are woken only by steps of their own jobs. A reader whose position is too old for what is
+    kept here reads the journal itself, a page at a time and not more than half of the time, and one
+    such reader of a key after the other.
     """
 
     def __init__(
@@ -109,7 +129,8 @@ class NewsTail:
         self._journal = journal
         self._requesters = requesters
         self._reading = asyncio.Lock()
-        self._moved = asyncio.Event()
+        self._waiting: dict[Reader, dict[_Waiter, None]] = {}
+        self._behind = Turns(1)
         self._kept: deque[Moved] = deque()
         self._first = self._last = -1
 
@@ -117,51 +138,128 @@ class NewsTail:
         """The position of the newest step."""
         return int(await self._journal.last())
 
-    async def wait(
-        self, after: int, wait_ms: int, mine: Callable[[Moved], bool]
-    ) -> tuple[list[Moved], int]:
-        """The steps after a position that are `mine`, and the position up to which was looked."""
+    async def wait(self, after: int, wait_ms: int, reader: Reader) -> tuple[list[Moved], int]:
+        """The steps after a position that concern a reader, and the position up to which it has
+        looked."""
+        try:
+            return await self._find(after, wait_ms, reader)
+        finally:
+            self._hand_over()
+
+    async def _find(self, after: int, wait_ms: int, reader: Reader) -> tuple[list[Moved], int]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        if after > self._last and (newest := await self.last()):
-            after = min(after, newest)  # a made-up position must not be where all are read from
         while True:
-            begun = after
-            if self._first <= after <= self._last:
-                steps, after = [each for each in self._kept if each.position > after], self._last
+            if self._is_kept(after):
+                found, after = self._look(after, reader), self._last
             else:
-                events = await self._journal.read(after=str(after))
-                steps, after = await self._steps(events), _end(events, after)
-            found = [each for each in steps if mine(each)]
+                after = min(after, await self._newest(after, deadline))
+                found, after = await self._catch_up(after, reader, deadline)
             left_ms = round((deadline - loop.time()) * 1000)
             if found or left_ms <= 0:
                 return found, after
-            if after == begun:
-                await self._wait(after, left_ms)
+            if after < self._last:  # the others are further: catch up before waiting with them
+                if not self._is_kept(after):
+                    await asyncio.sleep(min(left_ms / 1000, _LOOK_S))
+                continue
+            waiter = _Waiter(after)
+            await self._wait(waiter, reader, left_ms)
+            if waiter.found:
+                return waiter.found, waiter.after
+            after = waiter.after
 
     async def close(self) -> None:
         """Listen for nothing any more."""
         await self._journal.stop_listening()
 
-    async def _wait(self, after: int, left_ms: int) -> None:
-        """Wait for steps after a position: read them, or wait for the one who does."""
-        if self._reading.locked():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), left_ms / 1000)
-            return
-        async with self._reading:
-            try:
-                if after != self._last:
-                    self._kept.clear()
-                    self._first = self._last = after
-                events = await self._journal.wait(after=str(after), wait_ms=left_ms)
-                self._kept.extend(await self._steps(events))
-                self._last = _end(events, self._last)
-                while len(self._kept) > _NEWS_KEPT:
-                    self._first = self._kept.popleft().position
-            finally:
-                moved, self._moved = self._moved, asyncio.Event()
-                moved.set()
+    def _is_kept(self, after: int) -> bool:
+        return self._first <= after <= self._last
+
+    def _look(self, after: int, reader: Reader) -> list[Moved]:
+        """The steps after a position, of those that are kept."""
+        new = takewhile(lambda each: each.position > after, reversed(self._kept))
+        return [each for each in new if _concerns(each, reader)][::-1]
+
+    async def _newest(self, after: int, deadline: float) -> int:
+        """The end of the journal, so that nobody waits at a position beyond it: all would have to
+        wait there. It is 0 while the journal is empty, and while a transaction stays open."""
+        while after > max(self._last, 0):
+            newest = await self.last()
+            left_s = deadline - asyncio.get_running_loop().time()
+            if newest or left_s <= 0:
+                return newest or after
+            await asyncio.sleep(min(left_s, _LOOK_S))
+        return after
+
+    async def _catch_up(
+        self, after: int, reader: Reader, deadline: float
+    ) -> tuple[list[Moved], int]:
+        """Read the journal from an old position to the first news, or to where the others are."""
+        clock = asyncio.get_running_loop().time
+        async with self._behind.of(reader[0] or ""):
+            while True:
+                begun = clock()
+                events = await self._journal.read(after=str(after))
+                steps, after = await self._steps(events), _end(events, after)
+                found = [each for each in steps if _concerns(each, reader)]
+                if found or not events or self._is_kept(after) or clock() >= deadline:
+                    return found, after
+                await asyncio.sleep(clock() - begun)  # the others have the other half of the time
+
+    async def _wait(self, waiter: _Waiter, reader: Reader, left_ms: int) -> None:
+        """Wait for news: read them, or wait for the one who does."""
+        same = self._waiting.setdefault(reader, {})
+        same[waiter] = None
+        try:
+            if not self._reading.locked():
+                async with self._reading:
+                    await self._read(waiter, left_ms)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(waiter.woken.wait(), left_ms / 1000)
+        finally:
+            del same[waiter]
+            if not same and self._waiting.get(reader) is same:
+                del self._waiting[reader]
+
+    def _hand_over(self) -> None:
+        """One leaves: if it was the one who reads, wake another, to go on reading."""
+        if not self._reading.locked():
+            for waiters in self._waiting.values():
+                for waiter in waiters:
+                    if not waiter.woken.is_set():
+                        waiter.woken.set()
+                        return
+
+    async def _read(self, waiter: _Waiter, left_ms: int) -> None:
+        """Read for all who wait, until there is news for this one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + left_ms / 1000
+        if waiter.after != self._last:
+            self._kept.clear()
+            self._first = self._last = waiter.after
+        while not waiter.found and (left_ms := round((deadline - loop.time()) * 1000)) > 0:
+            events = await self._journal.wait(after=str(self._last), wait_ms=left_ms)
+            steps = await self._steps(events)
+            self._kept.extend(steps)
+            self._last = _end(events, self._last)
+            while len(self._kept) > _NEWS_KEPT:
+                self._first = self._kept.popleft().position
+            self._tell(steps)
+
+    def _tell(self, steps: Sequence[Moved]) -> None:
+        """Give those who wait the steps that concern them."""
+        by_owner: dict[str, list[Moved]] = {}
+        for step in steps:
+            by_owner.setdefault(step.requester, []).append(step)
+        for reader, waiters in self._waiting.items():
+            own = steps if reader[0] is None else by_owner.get(reader[0], ())
+            found = [each for each in own if _concerns(each, reader)]
+            for waiter in waiters:
+                waiter.found += [each for each in found if each.position > waiter.after]
+                waiter.after = max(waiter.after, self._last)
+                if waiter.found:
+                    waiter.woken.set()
 
     async def _steps(self, events: list[JournalEvent]) -> list[Moved]:
         whose = await self._requesters({event.job_id for event in events})
@@ -177,6 +275,11 @@ class NewsTail:
             for event in events
             if event.job_id in whose
         ]
+
+
+def _concerns(step: Moved, reader: Reader) -> bool:
+    whose, streams = reader
+    return whose in (None, step.requester) and (not streams or step.stream in streams)
 
 
 def _end(events: Sequence[JournalEvent], before: int) -> int:
@@ -216,14 +319,8 @@ class NewsRoutes:
         if not query.after:
             return Answer(200, PlaneNews(str(await self._news.last()), []))
         check_position(query.after)
-        whose, streams = call.reach, call.caller.streams
-
-        def is_mine(moved: Moved) -> bool:
-            return (whose is None or moved.requester == whose) and (
-                not streams or moved.stream in streams
-            )
-
-        waiting = asyncio.ensure_future(self._news.wait(int(query.after), query.wait_ms, is_mine))
+        reader = (call.reach, call.caller.streams)
+        waiting = asyncio.ensure_future(self._news.wait(int(query.after), query.wait_ms, reader))
         gone = asyncio.ensure_future(call.gone()) if call.gone else waiting
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -29,7 +29,7 @@ from tenure.core.lease import Lease, Report
 from tenure.core.outcome import Outcome, Released, Retried, Verdict
 from tenure.core.retry import delay_ms, exponential
 from tenure.core.seam import Quarantined, QueueFeatures, Schedules, Upkeep
-from tenure.plans.flow import StoredFlows, continued, step_of
+from tenure.plans.flow import StoredFlows, continued, stage_before, step_of
 from tenure.plans.schedule import StoredSchedules
 from tenure.sql.engine import PLANE, Engine
 from tenure.sql.records import SqlRecords
@@ -45,6 +45,8 @@ _SAFE_ID = re.compile(r"[^A-Za-z0-9_.:@-]")
 _HEARTBEAT_S = 5.0
 _WORKERS_MAX = 20_000
 _BATCH_MAX = 500
+RESULTS_CHARS_MAX = 32 << 20
+"""Of the jobs that a job waited for, over HTTP: they are in the gateway's memory together."""
 _AHEAD_MS = 2_000  # so long before its time a job of a schedule is stored: two rounds of upkeep
 _NO_PRIORITY = (
     "a Redis stream has one order, so a job of this plane has no priority: choose another stream"
@@ -92,9 +94,9 @@ class Plane:
                 namespace=options.namespace,
                 resend_ms=options.resend_ms,
             )
-        records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
-        self.schedules: Schedules = StoredSchedules(records)
-        self.flows = StoredFlows(records, self.submit)
+        self._records = SqlRecords(engine, PLANE, queue_of(self.streams[0]))
+        self.schedules: Schedules = StoredSchedules(self._records)
+        self.flows = StoredFlows(self._records, self.submit)
         self._has_priority = redis is None
         calls = calls_max(engine)
         self._extends: dict[bool, Batcher[Lease, Lease | LeaseLost]] = {
@@ -174,10 +176,26 @@ class Plane:
 
     async def children(self, lease: Lease) -> Children:
         """The results of the jobs that a running job waited for; raises `LeaseLost`."""
+        await self._check_held(lease)
+        return await self.flows.children(lease)
+
+    async def children_results(self, lease: Lease) -> dict[str, str]:
+        """The same as JSON texts, which a gateway passes on; refused if they are too large."""
+        await self._check_held(lease)
+        stage = stage_before(lease.job_id)
+        size = await self._records.chars(stage.group) if stage is not None else 0
+        if size > RESULTS_CHARS_MAX:
+            raise UsageError(
+                f"the results of the jobs before have {size} characters together, and a plane over "
+                f"HTTP gives at most {RESULTS_CHARS_MAX}: return references to large results",
+                contract=CONTRACT,
+            )
+        return await self.flows.results(lease)
+
+    async def _check_held(self, lease: Lease) -> None:
         (held,) = await self.extend([lease])
         if isinstance(held, LeaseLost):
             raise held
-        return await self.flows.children(lease)
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         tokens = await self._read_tokens()
@@ -238,7 +256,7 @@ class Plane:
         for at, job in enumerate(jobs):
             options = dict(job.options)
             stream = options.pop("stream", None) or self.streams[0]
-            if stream not in self._queues:
+            if stream not in self.streams:  # of a tuple, so that it may be anything
                 answers[at] = Submitted("", "invalid", self._unknown(stream))
                 continue
             if job.priority and not self._has_priority:
@@ -271,11 +289,12 @@ class Plane:
         rounds = [await self._upkeepers[stream].upkeep() for stream in chosen]
         if chosen == self.streams:
             await self._transport.upkeep()
-            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         for stream, done in zip(chosen, rounds, strict=True):
             if done.promoted or done.reclaimed:
                 await self._transport.note_requeued(stream)
                 self._waiters.wake(stream)
+        if chosen == self.streams:  # last: a schedule of another program may raise anything
+            await self.schedules.enqueue_due(self.submit, _AHEAD_MS)
         totals = zip(*(msgspec.structs.astuple(done) for done in rounds), strict=True)
         return Upkeep(*(sum(column) for column in totals))
 

@@ -14,7 +14,7 @@ from tenure.contracts.plane.ledger import PlaneLedger
 from tenure.contracts.plane.model import Claim, fence_of
 from tenure.contracts.plane.news import NewsRoutes, check_position
 from tenure.contracts.plane.plane import Plane
-from tenure.contracts.plane.schedules import ScheduleRoutes
+from tenure.contracts.plane.schedules import WAITING_MAX, ScheduleRoutes, in_turn
 from tenure.contracts.plane.schemas import (
     BODY_BYTES_MAX,
     ChildrenRequest,
@@ -56,6 +56,7 @@ from tenure.contracts.plane.schemas import (
     require,
     stream_and_message,
 )
+from tenure.core.encoding import answer_json
 from tenure.core.endpoint import (
     STREAM,
     Answer,
@@ -86,9 +87,11 @@ from tenure.core.outcome import (
 from tenure.core.redaction import Redaction
 from tenure.core.seam import Upkeep
 from tenure.sql.submit import uuid7
+from tenure.store.batcher import Turns
 from tenure.store.resend import submit_with_retry
 
 _PROBLEMS = (400, 403, 408, 413, 415, 422)
+_READING_MAX = 2
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@:-]{1,128}")
 _EXAMPLE = {"stream": "jobs", "task": "greet", "payload": {"name": "Ada"}, "max_attempts": 3}
 
@@ -291,6 +294,9 @@ class _WorkerRoutes:
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
+        # The results of many jobs are many megabytes: one key reads them once at a time.
+        self._turns = Turns(1, waiting_max=WAITING_MAX)
+        self._reading = asyncio.Semaphore(_READING_MAX)
 
     async def claim(self, call: Call) -> Answer:
         """One lease, or with `max_jobs` as many as there are."""
@@ -456,11 +462,13 @@ class _WorkerRoutes:
         """The results of the jobs that a running job waited for."""
         lease = lease_of(call.body)
         _check_streams(call.caller, {lease.queue})
-        try:
-            found = await self._plane.children(lease)
-        except LeaseLost as lost:
-            return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
-        return Answer(200, ChildrenResult(ok=True, results=found.results))
+        async with in_turn(self._turns, call), self._reading:
+            try:
+                found = await self._plane.children_results(lease)
+            except LeaseLost as lost:
+                return Answer(200, ChildrenResult(ok=False, reason=lost.reason))
+            shown = await asyncio.to_thread(_shown, found)
+        return Answer(200, ChildrenResult(ok=True, results=shown), only_reads=True)
 
     async def upkeep(self, call: Call) -> Answer:
         """A round of upkeep now."""
@@ -490,6 +498,10 @@ class _WorkerRoutes:
             ("upkeep", "Do what is due now", self.upkeep, UpkeepRequest, Upkeep),
         ]
         return [_worker_endpoint(*row) for row in rows]
+
+
+def _shown(results: dict[str, str]) -> dict[str, Any]:
+    return {name: answer_json(text.encode()) for name, text in results.items()}
 
 
 def _is_complete(ref: LeaseRef) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import msgspec
@@ -10,10 +12,13 @@ from msgspec import Meta
 
 from tenure.contracts.plane.schemas import BODY_BYTES_MAX, RequestBody
 from tenure.core.endpoint import Answer, Call, Caller, Endpoint, Refused, Reply, Right
-from tenure.core.job import Missed, NewJob, Schedule
+from tenure.core.job import Missed, NewJob, Schedule, template_of
 from tenure.core.seam import Schedules
 from tenure.plans.schedule import new_schedule
+from tenure.store.batcher import TooManyWaiting, Turns
 
+WAITING_MAX = 64
+"""So many requests of one key wait for their turn."""
 _YEAR_MS = 366 * 24 * 3_600_000
 _EXAMPLE = {"task": "report", "payload": {"days": 1}, "cron": "0 3 * * *", "tz": "Europe/Berlin"}
 
@@ -62,35 +67,59 @@ class Unscheduled(msgspec.Struct, frozen=True):
     removed: bool
 
 
+@asynccontextmanager
+async def in_turn(turns: Turns, call: Call) -> AsyncIterator[None]:
+    """Hold a turn of the caller's key, or raise `Refused` if too many of its requests wait."""
+    try:
+        async with turns.of(call.caller.who):
+            yield
+    except TooManyWaiting:
+        raise Refused(
+            "rate_limited",
+            f"{WAITING_MAX} such requests of this key wait for their turn: wait for their answers",
+        ) from None
+
+
 class ScheduleRoutes:
-    """The endpoints. A key for some streams reaches the schedules of those streams."""
+    """The endpoints. A key for some streams reaches the schedules of those streams.
+
+    Each reads all schedules, of which there may be thousands, so those of a key take turns.
+    """
 
     def __init__(self, schedules: Schedules, streams: tuple[str, ...], check: CheckStreams) -> None:
         self._schedules = schedules
         self._streams = streams
         self._check = check
+        self._turns = Turns(1, waiting_max=WAITING_MAX)
 
     async def show(self, call: Call) -> Answer:
         """Those that the caller's key is good for."""
         kept = call.caller.streams
-        found = [view_of(each) for each in await self._schedules.list()]
+        async with in_turn(self._turns, call):
+            schedules = await self._schedules.list()
+            found = await asyncio.to_thread(
+                lambda: [view for each in schedules if _is_sound(view := view_of(each))]
+            )
         shown = [each for each in found if not kept or self._stream(each) in kept]
         return Answer(200, PlaneSchedules(shown))
 
     async def put(self, call: Call) -> Answer:
         """Store it, or change the one of this name."""
-        schedule = read_schedule(call.path["name"], call.body)
         stream = self._stream(call.body)
         if stream not in self._streams:
             raise Refused("invalid", f"there are the streams {', '.join(self._streams)}")
         self._check(call.caller, [stream])
-        await self._check_stored(call)
-        return Answer(200, view_of(await self._schedules.put(schedule)))
+        async with in_turn(self._turns, call):
+            # In a thread: of a pattern that has no time, fifty years are looked through.
+            schedule = await asyncio.to_thread(read_schedule, call.path["name"], call.body)
+            await self._check_stored(call)
+            return Answer(200, view_of(await self._schedules.put(schedule)))
 
     async def remove(self, call: Call) -> Answer:
         """Remove it; the jobs that it has stored stay."""
-        await self._check_stored(call)
-        return Answer(200, Unscheduled(await self._schedules.remove(call.path["name"])))
+        async with in_turn(self._turns, call):
+            await self._check_stored(call)
+            return Answer(200, Unscheduled(await self._schedules.remove(call.path["name"])))
 
     async def _check_stored(self, call: Call) -> None:
         """Refuse to change a schedule that is of a stream for which the key is not good."""
@@ -116,6 +145,7 @@ class ScheduleRoutes:
                 handle=self.show,
                 replies={200: Reply("The next one due comes first.", PlaneSchedules)},
                 tag="plane",
+                is_search=True,
             ),
             Endpoint(
                 method="PUT",
@@ -153,22 +183,25 @@ def read_schedule(name: str, given: NewPlaneSchedule) -> Schedule:
         payload.decode()
     except UnicodeDecodeError as error:
         raise Refused("bad_json", f"the body is not UTF-8: {error}") from None
-    job = NewJob(
-        task=given.task,
-        payload=payload,
-        priority=given.priority,
-        max_attempts=given.max_attempts,
-        ttl_ms=given.ttl_ms,
-        options={"stream": given.stream} if given.stream else {},
-    )
     return new_schedule(
-        job,
+        _job_of(given, payload),
         name=name,
         cron=given.cron,
         every_s=given.every_ms / 1000 if given.every_ms else None,
         tz=given.tz,
         missed=given.missed,
         declared=given.declared,
+    )
+
+
+def _job_of(given: NewPlaneSchedule, payload: bytes) -> NewJob:
+    return NewJob(
+        task=given.task,
+        payload=payload,
+        priority=given.priority,
+        max_attempts=given.max_attempts,
+        ttl_ms=given.ttl_ms,
+        options={"stream": given.stream} if given.stream else {},
     )
 
 
@@ -195,13 +228,21 @@ def view_of(schedule: Schedule) -> PlaneSchedule:
     )
 
 
+def _is_sound(view: PlaneSchedule) -> bool:
+    """Whether clients can read it: another program may have stored any payload, name or number."""
+    try:
+        msgspec.json.decode(msgspec.json.encode(view), type=PlaneSchedule)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def schedule_of(view: PlaneSchedule) -> Schedule:
-    """The schedule that an answer shows."""
-    made = read_schedule(view.name, view)
-    return msgspec.structs.replace(
-        made,
-        next_ms=view.next_ms,
-        last_ms=view.last_ms,
-        last_id=view.last_id,
-        error=view.error,
+    """The schedule that an answer shows, which may be one that would be refused here."""
+    names = ("name", "cron", "every_ms", "missed", "declared")
+    state = ("next_ms", "last_ms", "last_id", "error")
+    return Schedule(
+        template=template_of(_job_of(view, bytes(view.payload))),
+        tz=view.tz or "UTC",
+        **{name: getattr(view, name) for name in (*names, *state)},
     )

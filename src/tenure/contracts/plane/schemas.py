@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tenure.contracts.plane.model import attempt_id_of, fence_of
-from tenure.core.encoding import answer_json
+from tenure.core.encoding import TIME_MS_MAX, answer_json
 from tenure.core.endpoint import Refused
 from tenure.core.errors import LeaseLost, UsageError
 from tenure.core.job import JobRecord, Submitted
@@ -25,7 +25,6 @@ BATCH_MAX = 500
 BODY_BYTES_MAX = 1 << 20
 _TEXT_MAX = 512
 _DELAY_MS_MAX = 30 * 24 * 3600 * 1000
-_TIME_MS_MAX = 253_402_300_799_999
 
 _Id = Annotated[str, Meta(min_length=1, max_length=_TEXT_MAX)]
 _Name = Annotated[str, Meta(max_length=_TEXT_MAX)]
@@ -444,7 +443,7 @@ def _rfc3339(ms: int) -> str:
     >>> _rfc3339(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    at = datetime.fromtimestamp(min(max(ms, 0), _TIME_MS_MAX) / 1000, UTC)
+    at = datetime.fromtimestamp(min(max(ms, 0), TIME_MS_MAX) / 1000, UTC)
     text = at.isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

@@ -12,11 +12,10 @@ from tenure.core.registry import Contract, Finding, QueueUrl
 from tenure.core.state import Machine
 
 if TYPE_CHECKING:
-    from tenure.contracts.streams.ledger import StreamsJournal, StreamsLedger
     from tenure.contracts.streams.options import Options
-    from tenure.contracts.streams.queue import StreamsQueue
     from tenure.core.endpoint import Endpoint, Submits
     from tenure.core.journal import StreamFormat
+    from tenure.core.seam import Journal, Ledger, Queue
     from tenure.store.redis import Redis
 
 _EXAMPLE = "streams+redis://host:6379/0"
@@ -42,22 +41,37 @@ def _redis(url: QueueUrl) -> tuple[Redis, Options]:
     return open_redis(url, Options, _EXAMPLE)
 
 
-def _open_queue(url: QueueUrl, worker_id: str) -> StreamsQueue:
+def _open_queue(url: QueueUrl, worker_id: str) -> Queue:
+    redis, options = _redis(url)
+    if options.shards > 1:
+        from tenure.contracts.streams.sharded_queue import ShardedQueue
+
+        return ShardedQueue(redis, options, worker_id=worker_id)
     from tenure.contracts.streams.queue import StreamsQueue
 
-    return StreamsQueue(*_redis(url), worker_id=worker_id)
+    return StreamsQueue(redis, options, worker_id=worker_id)
 
 
-def _open_ledger(url: QueueUrl) -> StreamsLedger:
+def _open_ledger(url: QueueUrl) -> Ledger:
+    redis, options = _redis(url)
+    if options.shards > 1:
+        from tenure.contracts.streams.sharded_ledger import ShardedLedger
+
+        return ShardedLedger(redis, options)
     from tenure.contracts.streams.ledger import StreamsLedger
 
-    return StreamsLedger(*_redis(url))
+    return StreamsLedger(redis, options)
 
 
-def _open_journal(url: QueueUrl) -> StreamsJournal:
+def _open_journal(url: QueueUrl) -> Journal:
+    redis, options = _redis(url)
+    if options.shards > 1:
+        from tenure.contracts.streams.sharded_ledger import ShardedJournal
+
+        return ShardedJournal(redis, options)
     from tenure.contracts.streams.ledger import StreamsJournal
 
-    return StreamsJournal(*_redis(url))
+    return StreamsJournal(redis, options)
 
 
 def _read_options(url: QueueUrl) -> tuple[Options, str]:
@@ -66,11 +80,19 @@ def _read_options(url: QueueUrl) -> tuple[Options, str]:
     return url.read(Options)
 
 
-def _journal_format(url: QueueUrl) -> StreamFormat:
+def _journal_format(url: QueueUrl) -> StreamFormat | None:
     from tenure.contracts.streams.ledger import stream_format
 
     options, store = _read_options(url)
-    return stream_format(store, options)
+    return stream_format(store, options) if options.shards == 1 else None
+
+
+def _journals(url: QueueUrl) -> Sequence[str]:
+    if _read_options(url)[0].shards == 1:
+        return ()
+    from tenure.contracts.streams.shards import shard_urls
+
+    return shard_urls(url)
 
 
 def _routes(submits: Submits, ledger: Any, queue: Any, **given: Any) -> list[Endpoint]:
@@ -86,9 +108,9 @@ def _samples() -> Sequence[Any]:
 
 
 async def _doctor(url: QueueUrl, redis: Redis) -> list[Finding]:
-    from tenure.contracts.streams.doctor import findings
+    from tenure.contracts.streams.doctor import queue_findings
 
-    return await findings(redis, _read_options(url)[0])
+    return await queue_findings(redis, _read_options(url)[0])
 
 
 CONTRACT = Contract(
@@ -99,6 +121,7 @@ CONTRACT = Contract(
     read_options=_read_options,
     example_url=_EXAMPLE,
     journal_format=_journal_format,
+    journals=_journals,
     routes=_routes,
     samples=_samples,
     doctor=_doctor,

@@ -4,12 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tenure.contracts.streams.options import GROUP, Options, keys
+from tenure.contracts.streams.shards import shard_options
 from tenure.core.errors import ServerError
 from tenure.core.registry import Finding, make_finding, paused_finding
 from tenure.store.redis import Redis
 
 _LATE_LEASES = 3  # a healthy worker takes over an expired lease within two lease lengths
+
+
+async def queue_findings(redis: Redis, options: Options) -> list[Finding]:
+    """The findings of a queue; of one with shards what is wrong in some, and what is right in all.
+
+    What differs in good order, such as the depth, is not told shard by shard.
+    """
+    if options.shards == 1:
+        return await findings(redis, options)
+    good: dict[str, set[Finding]] = {}
+    bad: dict[Finding, list[int]] = {}
+    for shard, each in enumerate(shard_options(options)):
+        for finding in await findings(redis, each):
+            if finding.level == "ok":
+                good.setdefault(finding.check, set()).add(finding)
+            else:
+                bad.setdefault(finding, []).append(shard)
+    wrong = {finding.check for finding in bad}
+    return [
+        *(
+            same.pop() if len(same) == 1 else Finding("ok", check, f"{len(same)} shards in order")
+            for check, same in good.items()
+            if check not in wrong
+        ),
+        *(
+            msgspec.structs.replace(
+                finding, detail=f"shard {', '.join(map(str, shards))}: {finding.detail}"
+            )
+            for finding, shards in bad.items()
+        ),
+    ]
 
 
 async def findings(redis: Redis, options: Options) -> list[Finding]:

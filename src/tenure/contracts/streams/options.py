@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from tenure.core.errors import UsageError
 from tenure.core.registry import check_least
 
 CONTRACT = "streams"
 QUEUE = "jobs:stream"
 GROUP = "workers"
+SHARDS_MAX = 128
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entries that have been idle for its own lease and whose lease has expired. A foreign worker,
     which knows only the contract, writes no lease; it keeps its job until it has been silent for
     `foreign_lease_ms`. `max_depth` limits waiting, delayed and running jobs together (0: no limit).
+    `shards` is over how many slots of a cluster the queue is spread (see `shards.py`).
     """
 
     namespace: str = ""
@@ -33,11 +36,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     journal_bytes: int = 32_000_000
     journal_days: float = 7.0
     unread_days: float = 30.0
+    shards: int = 1
 
     def __post_init__(self) -> None:
         check_least(
-            self, CONTRACT, lease_ms=50, foreign_lease_ms=50, ttl_s=1, max_depth=0, lost_max=1
-        )
+            self, CONTRACT, lease_ms=50, foreign_lease_ms=50, ttl_s=1, max_depth=0, lost_max=1,
+            shards=1,
+        )  # fmt: skip
+        if self.shards > SHARDS_MAX:
+            raise UsageError(f"shards is {self.shards}; it is at most {SHARDS_MAX}")
 
 
 def keys(namespace: str) -> list[str]:

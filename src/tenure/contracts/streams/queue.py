@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tenure.contracts.streams.options import CONTRACT, QUEUE, Options, keys
+from tenure.contracts.streams.shards import ShardCheck
 from tenure.core.encoding import short_hash
 from tenure.core.errors import InvalidJob, LeaseLost, ServerError
 from tenure.core.job import (
@@ -53,7 +54,7 @@ from tenure.store.redis_queue import (
 from tenure.store.redis_records import RedisRecords
 
 SCRIPTS = ScriptFolder("tenure.contracts.streams")
-_TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
+TERMINAL_EVENTS = frozenset({"done", "error", "canceled"})
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 _TTL_DIGITS_MAX = 12
@@ -74,6 +75,9 @@ class _Empty(NamedTuple):
     def ms_until_due(self) -> int:
         return ceil((self.due_s - asyncio.get_running_loop().time()) * 1000)
 
+    def blocking(self, wait_ms: int) -> tuple[Arg, ...]:
+        return ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *self.streams)
+
 
 class StreamsQueue:
     """A queue of the contract, for one event loop. `worker_id` names its consumer in the group."""
@@ -88,6 +92,7 @@ class StreamsQueue:
         self._empty: _Empty | None = None
         self._last_wake = b"0-0"
         self._loaded = False
+        self._check_shards = ShardCheck(redis, options)
         self._quarantine = Quarantine()
         self._backoff = exponential(options.retry_delay_ms, jitter="equal")
         records = RedisRecords(redis, f"{options.namespace}jobs:")
@@ -96,10 +101,13 @@ class StreamsQueue:
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store jobs; a known id or idempotency key is answered with the job that has it."""
+        if not self._check_shards.done:
+            await self._check_shards()
         limits = (self._options.max_depth, self._options.idempotency_ttl_s)
 
         async def send(rows: Sequence[tuple[Arg, ...]]) -> list[Submitted]:
-            replies = await self._run("submit", *limits, *chain.from_iterable(rows))
+            args = (self._options.namespace, *limits, *chain.from_iterable(rows))
+            replies = await self._redis.run(SCRIPTS["submit"], self._keys, args, replicated=True)
             return [_submitted(reply, self._options) for reply in replies]
 
         return await submit_valid(jobs, lambda job: _submit_args(job, self._options), send)
@@ -120,6 +128,23 @@ class StreamsQueue:
             if leases or loop.time() >= deadline:
                 return leases
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last claim left nothing, so that `wait` knows what to wait for."""
+        return self._empty is not None
+
+    async def wait(self, wait_ms: int) -> None:
+        """Return when the queue, if the last claim left it empty, may have jobs or time is up."""
+        if self._empty is None:
+            return
+        wait_ms = min(wait_ms, self._empty.ms_until_due())
+        if wait_ms > 0:
+            try:
+                await self._redis.block(*self._empty.blocking(wait_ms), wait_ms=wait_ms)
+            except ServerError as error:
+                if not is_wrong_type(error):  # else the next claim moves that key away
+                    raise
+
     async def extend(self, leases: Sequence[Lease]) -> list[Lease | LeaseLost]:
         """Reset the idle time of the pending entries; the script skips leases that are fresh."""
 
@@ -135,7 +160,7 @@ class StreamsQueue:
 
     async def report(self, reports: Sequence[Report]) -> list[LeaseLost | None]:
         """Append events to the streams of running jobs."""
-        check_reports(reports, _TERMINAL_EVENTS, CONTRACT)
+        check_reports(reports, TERMINAL_EVENTS, CONTRACT)
 
         async def send(batch: Sequence[Report]) -> list[LeaseLost | None]:
             args: list[Arg] = []
@@ -207,6 +232,7 @@ class StreamsQueue:
     async def _claim_once(self, limit: int, deadline: float) -> list[Lease]:
         """Run the claim script: at once or, if the queue was empty, when something is added."""
         if not self._loaded:  # so that the first settle and extend need no second round trip
+            await self._check_shards()
             await self._redis.load(SCRIPTS[name] for name in _PRELOADED)
             self._loaded = True
         recover, held = self._claims.begin()
@@ -247,11 +273,10 @@ class StreamsQueue:
         None if a key to block on holds another type. The script, which ran all the same, has moved
         that key away. The next claim finds the leases that this one took.
         """
-        blocking = ("XREAD", "COUNT", 1, "BLOCK", wait_ms, "STREAMS", *empty.streams)
         self._claims.blocks = True
         try:
             return await self._redis.block_then_run(
-                blocking, SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
+                empty.blocking(wait_ms), SCRIPTS["claim"], self._keys, args, wait_ms=wait_ms
             )
         except ServerError as error:
             if not is_wrong_type(error):
@@ -399,13 +424,13 @@ def _verdict(lease: Lease, reply: Any) -> Verdict:
 
 def _submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
     """The arguments of one job, in the order of submit-9.lua; raises `InvalidJob`."""
-    _check(job)
+    check_new(job)
     payload_h = short_hash(job.payload)
     return (
         job.job_id or new_job_id(),
         job.task,
         job.payload,
-        max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else options.ttl_s,
+        ttl_s_of(job, options),
         job.max_attempts or 0,
         scoped_key(job.requester, job.idempotency_key) if job.idempotency_key else "",
         request_hash(job.task, payload_h, job.requester, job.ttl_ms, job.max_attempts),
@@ -416,7 +441,13 @@ def _submit_args(job: NewJob, options: Options) -> tuple[Arg, ...]:
     )
 
 
-def _check(job: NewJob) -> None:
+def ttl_s_of(job: NewJob, options: Options) -> int:
+    """How long a job is kept, in seconds."""
+    return max(1, -(-job.ttl_ms // 1000)) if job.ttl_ms else options.ttl_s
+
+
+def check_new(job: NewJob) -> None:
+    """Raise `InvalidJob` for a job that this contract cannot store."""
     if job.job_id and not _JOB_ID.fullmatch(job.job_id):
         raise InvalidJob(f"job id {job.job_id[:140]!r}: 1 to 128 of letters, digits and _ . @ -")
     check_job(job)

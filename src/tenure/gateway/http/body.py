@@ -42,7 +42,8 @@ _MISSING = re.compile(r"missing required field `(.+?)`")
 class BodyBudget:
     """Limits the bytes of the bodies that are under way, of one caller and of all together.
 
-    Without it, one key could have a body of the largest size on each of a thousand connections.
+    Without it, one key could have a body of the largest size on each of a thousand connections. The
+    bodies of large answers count too, until the client has read them.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class BodyBudget:
         """Count bytes, or raise `Problem` if they are too many."""
         close = (("connection", "close"),)
         if who and self.held[who] + size > self._per_caller:
-            detail = f"the bodies of this key that are under way have {self._per_caller} bytes"
+            detail = f"the bodies of this key that are under way have {self.held[who]} bytes"
             raise Problem("rate_limited", detail, headers=close, retry_after_s=1)
         if self.total + size > self._of_all:
             detail = "the bodies that are under way are too large together"

@@ -26,6 +26,7 @@ from tenure.gateway.feed import Feed
 from tenure.gateway.http.body import (
     LARGE,
     BodyBudget,
+    HeldBody,
     check_media,
     decode,
     decode_large,
@@ -40,6 +41,8 @@ from tenure.gateway.sse import Streamer
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _log = structlog.get_logger("tenure.audit")
 
+_LARGE_ANSWER = 1 << 20
+_CHUNK_BYTES = 1 << 16
 _JSON = b"application/json"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _ONCE_A_DAY = Quota(rate_per_s=1 / 86_400, rate_burst=1)
@@ -151,7 +154,10 @@ class Resource:
             work = context.searches.run(caller.who, call.gone, work)
         answer = await work
         if isinstance(answer, Answer):
-            await _send_answer(answer, send, scope.get(BASE, ""))
+            with context.bodies.hold(caller.who) as held:
+                # The answer to a change is not refused: the client would make the change again.
+                changed = right.does and not answer.only_reads
+                await _send_answer(answer, send, scope.get(BASE, ""), None if changed else held)
         elif self._feed is not None:
             await context.streamer.serve(self._feed, answer, caller, scope, receive, send)
 
@@ -217,7 +223,8 @@ def _query(endpoint: Endpoint, scope: Scope) -> Any:
         raise invalid(error, endpoint.asks) from None
 
 
-async def _send_answer(answer: Answer, send: Send, base: str) -> None:
+async def _send_answer(answer: Answer, send: Send, base: str, held: HeldBody | None) -> None:
+    """Send an answer. `held` counts a large one until the client has read it, or refuses it."""
     headers = [
         (name.encode(), (base + value if name == "location" else value).encode())
         for name, value in answer.headers
@@ -231,8 +238,17 @@ async def _send_answer(answer: Answer, send: Send, base: str) -> None:
         headers.append((b"content-type", _JSON))
     if answer.status != 204:
         headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    start = {"type": "http.response.start", "status": answer.status, "headers": headers}
+    if len(body) <= _LARGE_ANSWER:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+        return
+    if held is not None:
+        held.add(len(body))
+    await send(start)
+    for at in range(0, len(body), _CHUNK_BYTES):  # each waits until the client has read
+        chunk, more = body[at : at + _CHUNK_BYTES], at + _CHUNK_BYTES < len(body)
+        await send({"type": "http.response.body", "body": chunk, "more_body": more})
 
 
 def _is_beyond(text: str) -> bool:

@@ -47,6 +47,7 @@ MOVED = "the table has moved on"
 
 _ROWS_IN_GROUP = 131_072
 _ROWS_WAITING_MAX = 1_000_000
+_OPEN_MAX = 100
 _TRIES = 20
 _TEXT_MAX, _LAST = 32, "\U0010ffff"
 _UNITS, _BASE = "#units", "#base"
@@ -295,7 +296,10 @@ def _removals(table: DeltaTable, values: list[str], now_ms: int) -> list[RemoveA
 
 
 def _without_offsets(rows: pa.RecordBatch, ranges: list[tuple[str, Range]]) -> pa.RecordBatch:
-    is_offset = pc.equal(rows.column("type"), OFFSET)
+    # Events have a contract: a type of this name that another program wrote is none of ours.
+    is_offset = pc.and_(
+        pc.equal(rows.column("type"), OFFSET), pc.equal(rows.column("contract"), "")
+    )
     if not pc.any(is_offset).as_py():
         return rows
     ranges.extend(
@@ -315,6 +319,7 @@ class _Files:
         self._waiting: dict[str, list[pa.RecordBatch]] = {}
         self._rows = 0
         self._open: dict[str, _File] = {}
+        self._closed: list[Part] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Keep rows until there are enough for a row group."""
@@ -329,7 +334,12 @@ class _Files:
     def close(self) -> list[Part]:
         """Write the rest."""
         self._flush_all()
-        return [file.close() for file in self._open.values()]
+        self._close_open()
+        return self._closed
+
+    def _close_open(self) -> None:
+        self._closed += [file.close() for file in self._open.values()]
+        self._open.clear()
 
     def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if not self._by:
@@ -348,6 +358,8 @@ class _Files:
         batches = self._waiting.pop(value)
         self._rows -= sum(each.num_rows for each in batches)
         if value not in self._open:
+            if len(self._open) >= _OPEN_MAX:  # garbled times make many days
+                self._close_open()
             partition = {self._by: value} if self._by else {}
             self._open[value] = _File(self._system, self._stored, partition)
         self._open[value].write(pa.Table.from_batches(batches, self._stored))
@@ -397,8 +409,8 @@ def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
         for at in range(footer.num_columns):
             column = footer.row_group(group).column(at)
             found, name = column.statistics, column.path_in_schema
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if found.has_min_max:
+            nulls[name] = nulls.get(name, 0) + (found.null_count if found is not None else 0)
+            if found is not None and found.has_min_max:
                 least[name] = min(found.min, least.get(name, found.min))
                 most[name] = max(found.max, most.get(name, found.max))
     return {

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from tenure.core.encoding import TIME_MS_MAX
+
 WIDTH, HEIGHT = 860, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
-_MS_MAX = 253_402_300_799_999  # the end of the year 9999, after which there is no date
 COLOURS = ("#2563eb", "#16a34a", "#dc2626", "#d97706", "#7c3aed", "#0891b2")
 
 
@@ -125,7 +126,7 @@ def _grid(top: float, unit: str) -> str:
 
 def _times(begin: int, end: int) -> str:
     def words(ms: int) -> str:
-        return datetime.fromtimestamp(min(ms, _MS_MAX) / 1000, UTC).strftime("%d %b %H:%M")
+        return datetime.fromtimestamp(min(ms, TIME_MS_MAX) / 1000, UTC).strftime("%d %b %H:%M")
 
     y = HEIGHT - 8
     return (

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -83,9 +84,29 @@ class SqliteFile:
         with _store_errors(sqlite3.Error):
             cursor = self._file.execute(query)
         names = [column[0] for column in cursor.description]
-        while page := cursor.fetchmany(_PAGE):
+        for page in self._pages(query, cursor):
             columns = [pa.array(column) for column in zip(*page, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=names)
+
+    def _pages(self, query: str, cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
+        """The pages of a query; if a text is not UTF-8, with U+FFFD in its place."""
+        pages = 0
+        while True:
+            try:
+                page = cursor.fetchmany(_PAGE)
+            except sqlite3.OperationalError as error:
+                if self._file.text_factory is not str or "UTF-8" not in str(error):
+                    raise
+                # Not from the beginning: it takes several times as long.
+                self._file.text_factory = partial(str, encoding="utf-8", errors="replace")
+                cursor = self._file.execute(query)
+                for _ in range(pages):
+                    cursor.fetchmany(_PAGE)
+                continue
+            if not page:
+                return
+            pages += 1
+            yield page
 
     def close(self) -> None:
         """Close the file."""
@@ -105,10 +126,14 @@ class PostgresServer:
                 "reading PostgreSQL in bulk needs its ADBC driver; "
                 "pip install adbc-driver-postgresql"
             ) from None
+        from tenure.store.postgres.address import libpq_url  # loads the driver of the queues
+
         self._format = fmt
         self._errors: type[Exception] = dbapi.Error
         try:
-            self._connection: Any = dbapi.connect(fmt.store, autocommit=True)
+            # Without autocommit: a pooler may give every transaction to another session, and what
+            # the driver prepares must be in the session that runs it.
+            self._connection: Any = dbapi.connect(libpq_url(fmt.store))
         except dbapi.Error as error:
             raise StoreUnreachable(str(error).strip()) from error
 
@@ -127,20 +152,30 @@ class PostgresServer:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All of it."""
-        with _store_errors(self._errors), self._connection.cursor() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(query)
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """As they come."""
-        with _store_errors(self._errors), self._connection.cursor() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A cursor; its transaction only reads, and ends at once, so that it holds nothing back."""
+        with _store_errors(self._errors):
+            try:
+                with self._connection.cursor() as cursor:
+                    yield cursor
+            finally:
+                self._connection.rollback()
 
     def _snapshot(self, edge: str) -> int:
         return int(self.rows(f"SELECT {edge}(pg_current_snapshot())::text::bigint")[0][0])

@@ -46,7 +46,7 @@ from tenure.core.registry import parse_url
 from tenure.pipeline.schema import GAP, GAPS, NAMES, OFFSET, ddl_of, position_number, rows_of
 from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
 from tenure.pipeline.source.offsets import Follower, JournalRange, Mark, Offset, read_offset
-from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
 from tenure.pipeline.source.range_reader import Read
 
 PARTS = 8
@@ -277,7 +277,7 @@ def _urls(options: Any) -> list[str]:
         raise UsageError(
             "the data source needs a queue: .option('url', 'streams+redis://localhost:6379/0')"
         )
-    return urls
+    return all_journals(urls)
 
 
 def _wanted(options: Any) -> tuple[str, ...]:

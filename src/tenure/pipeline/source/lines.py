@@ -24,11 +24,12 @@ from tenure.pipeline.schema import (
     COLUMNS,
     ENTRY_MAX,
     LINE_MAX,
+    MS_MAX,
     rows_of,
+    sound_numbers,
 )
 from tenure.store.journal import LineFormat, lines_of
 
-_KINDS = dict(COLUMNS)
 _NUMBERS = frozenset(name for name, kind in COLUMNS if kind != "string")
 
 
@@ -47,7 +48,9 @@ class LineParser:
         )
         self._parse = csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False)
         self._convert = csv.ConvertOptions(
-            column_types={name: _ARROW[_KINDS[name]] for name in fmt.fields},
+            column_types={
+                name: pa.int64() if name in _NUMBERS else pa.string() for name in fmt.fields
+            },
             null_values=[""],
             strings_can_be_null=False,
         )
@@ -88,8 +91,9 @@ class LineParser:
         for name, kind in COLUMNS:
             if name in self._format.fields:
                 column = table.column(name)
-                if name in _NUMBERS and column.null_count:
-                    column = pc.fill_null(column, 0)
+                if name in _NUMBERS:
+                    columns.append(sound_numbers(name, _one(pc.fill_null(column, 0))))
+                    continue
                 if name == "task" and self._format.task:
                     unnamed = pc.and_(
                         pc.equal(column, ""), pc.not_equal(table.column("job_id"), "")
@@ -120,8 +124,8 @@ class LineParser:
 def _positions(ids: list[bytes], counts: list[int]) -> tuple[pa.Array, pa.Array]:
     """The rising number and the text of every line's position."""
     split = [entry_id.split(b"-") for entry_id in ids]
-    ms = np.array([int(part[0]) for part in split], dtype=np.int64)
-    entry = np.minimum(np.array([int(part[1]) for part in split], dtype=np.int64), ENTRY_MAX)
+    ms = np.array([min(int(part[0]), MS_MAX) for part in split], dtype=np.int64)
+    entry = np.array([min(int(part[1]), ENTRY_MAX) for part in split], dtype=np.int64)
     heads = ((ms << 15) | entry) << 7
     names = pa.array([entry_id.decode() for entry_id in ids], pa.string())
     if len(ids) == sum(counts):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
 
 from tenure.core.journal import SqlFormat, StreamFormat
-from tenure.core.registry import journal_format, parse_url
+from tenure.core.registry import journal_format, journal_urls, parse_url
 from tenure.pipeline.source.range_reader import RangeReader
 from tenure.pipeline.source.seam_reader import SeamRangeReader
 from tenure.pipeline.source.sql_reader import SqlRangeReader
 from tenure.pipeline.source.stream_reader import StreamRangeReader
+
+
+def all_journals(urls: Iterable[str]) -> list[str]:
+    """The URLs of all journals of these queues: a queue with shards has one in each."""
+    return [journal for url in urls for journal in journal_urls(url)]
 
 
 def journal_name(url: str) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tenure.core.journal import SqlFormat
-from tenure.pipeline.schema import ARROW, COLUMNS
+from tenure.pipeline.schema import ARROW, COLUMNS, sound_numbers
 from tenure.pipeline.source.databases import Database, open_database
 from tenure.pipeline.source.ledgers import save_position
 from tenure.pipeline.source.range_reader import Head, Loss, Range, Read
@@ -172,7 +172,13 @@ class SqlRangeReader:
         columns = []
         for field, (name, kind) in zip(ARROW, COLUMNS, strict=True):
             if name in batch.schema.names:
-                column = self._translated(name, batch.column(name).cast(field.type))
+                column = batch.column(name)
+                if kind == "string":
+                    column = self._translated(name, column.cast(field.type))
+                elif name == "pos":
+                    column = column.cast(field.type)
+                else:
+                    column = sound_numbers(name, column)
             else:
                 value = known.get(name, _DEFAULTS[kind])
                 column = pa.repeat(pa.scalar(value, field.type), batch.num_rows)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from tenure.core.errors import StoreUnreachable, UsageError
+from tenure.core.errors import UsageError
+from tenure.store.credentials import LOGIN_OPTIONS, check_login, current_login
 
 Arg = bytes | str | int | float
 Topology = Literal["single", "sentinel", "cluster"]
@@ -33,15 +33,17 @@ _ALIASES = {
     "ssl_keyfile": "keyfile",
     "ssl_check_hostname": "check_hostname",
 }
-_LOGIN_OPTIONS = {"password_file", "password_command", "credentials"}
 _SENTINEL_OPTIONS = {"sentinel_user", "sentinel_password"}
+_REPLICA_OPTIONS = {"replicas", "replicas_ms"}
 STORE_OPTIONS = frozenset(
-    {"db"} | _TLS_OPTIONS | _ALIASES.keys() | _LOGIN_OPTIONS | _SENTINEL_OPTIONS
+    {"db"} | _TLS_OPTIONS | _ALIASES.keys() | LOGIN_OPTIONS | _SENTINEL_OPTIONS
 )
-"""Every option that a Redis URL may have, for whoever splits a queue URL."""
+"""The options of a Redis URL that say how to connect. Data beside the jobs has the same ones."""
 _VERIFY = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_LOGIN_WITHIN_S = 10.0
+_REPLICAS_MAX = 100
+_REPLICAS_MS = 1_000
+_REPLICAS_MS_MAX = 60_000
 _FORMS = (
     "redis://host:6379/0, rediss://host:6379/0?cafile=ca.pem, redis+unix:///path/to/socket?db=0, "
     "redis+sentinel://host1,host2,host3/service/0 or redis+cluster://host1,host2"
@@ -53,6 +55,7 @@ class RedisAddress:
     """A parsed Redis URL; `path` is set for a unix socket, `host` and `port` otherwise.
 
     `hosts` are the Sentinels or some nodes of a cluster, `service` is the primary's name there.
+    A submit waits `replicas_ms` at most until so many `replicas` have it (0: it does not wait).
     """
 
     host: str = ""
@@ -75,6 +78,8 @@ class RedisAddress:
     service: str = ""
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
+    replicas: int = 0
+    replicas_ms: int = _REPLICAS_MS
 
     @property
     def label(self) -> str:
@@ -125,21 +130,15 @@ class RedisAddress:
 
     def login(self) -> tuple[str, str]:
         """The user and the password of now; may block, raises StoreUnreachable if there is none."""
-        try:
-            if self.credentials:
-                found = find_provider(self.credentials)()
-                return (self.user, found) if isinstance(found, str) else tuple(found)
-            if self.password_file:
-                return self.user, Path(self.password_file).read_text().strip()
-            if self.password_command:
-                return self.user, _output_of(self.password_command)
-        except Exception as error:  # a provider of others may raise anything
-            # Without the error's own text, which may have the command's arguments or the secret.
-            source = self.credentials or self.password_file or "the password_command"
-            raise StoreUnreachable(
-                f"{self.label}: no credentials from {source} ({type(error).__name__})"
-            ) from None
-        return self.user, self.password
+        if not self.asks_for_login:
+            return self.user, self.password
+        return current_login(
+            self.label,
+            self.user,
+            file=self.password_file,
+            command=self.password_command,
+            provider=self.credentials,
+        )
 
     def greeting(self, client_name: str, login: tuple[str, str]) -> list[tuple[Arg, ...]]:
         """The commands that open a connection."""
@@ -150,36 +149,6 @@ class RedisAddress:
         if self.db:
             commands.append(("SELECT", self.db))
         return [*commands, ("CLIENT", "SETNAME", client_name)]
-
-
-def _output_of(command: str) -> str:
-    import shlex  # few URLs have a command, and programs start faster without these
-    import subprocess
-
-    done = subprocess.run(  # nosec B603 # the operator's own command, without a shell
-        shlex.split(command), check=True, capture_output=True, text=True, timeout=_LOGIN_WITHIN_S
-    )
-    return done.stdout.strip()
-
-
-def find_provider(name: str) -> Any:
-    """The function `package.module:function`, which returns a password, or a user and a password.
-
-    It is called at every dial, in a thread of its own, so it may block.
-    """
-    import importlib
-
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"credentials={name}: there is no such function ({error}); "
-            "write package.module:function"
-        ) from None
-    if not callable(found):
-        raise UsageError(f"credentials={name}: it is not a function")
-    return found
 
 
 def parse_address(url: str) -> RedisAddress:
@@ -205,7 +174,7 @@ def parse_address(url: str) -> RedisAddress:
         raise UsageError(f"{parts.scheme or 'an empty scheme'}: not a Redis URL; expected {_FORMS}")
     tls = family in _TLS
     options = {_ALIASES.get(name, name): value for name, value in options.items()}
-    known = {"db"} | _LOGIN_OPTIONS | (_TLS_OPTIONS if tls else set())
+    known = {"db"} | LOGIN_OPTIONS | _REPLICA_OPTIONS | (_TLS_OPTIONS if tls else set())
     _check_options(options, known | (_SENTINEL_OPTIONS if kind == "sentinel" else set()))
     if "keyfile" in options and "certfile" not in options:
         raise UsageError("a Redis URL with keyfile needs certfile as well")
@@ -232,7 +201,7 @@ def parse_address(url: str) -> RedisAddress:
 def _unix_address(
     parts: SplitResult, options: dict[str, str], named: Mapping[str, Any]
 ) -> RedisAddress:
-    _check_options(options, {"db"} | _LOGIN_OPTIONS)
+    _check_options(options, {"db"} | LOGIN_OPTIONS | _REPLICA_OPTIONS)
     if not parts.path.strip("/"):
         raise UsageError(f"a {parts.scheme}:// URL needs the socket's path; expected {_FORMS}")
     read = _typed(options)
@@ -286,11 +255,20 @@ def _typed(options: Mapping[str, str]) -> dict[str, Any]:
         read["ssl_cert_reqs"] = read["ssl_cert_reqs"].lower().removeprefix("cert_")
         if read["ssl_cert_reqs"] not in _VERIFY:
             raise UsageError("ssl_cert_reqs in the Redis URL is required, optional or none")
-    if "credentials" in read:
-        find_provider(read["credentials"])
-    if len(_LOGIN_OPTIONS & read.keys()) > 1:
-        raise UsageError("a Redis URL has one of password_file, password_command and credentials")
+    check_login(read, "Redis")
+    if "replicas" in read:
+        read["replicas"] = _whole("replicas", read["replicas"], 1, _REPLICAS_MAX)
+    if "replicas_ms" in read:
+        if "replicas" not in read:
+            raise UsageError("a Redis URL with replicas_ms needs replicas as well")
+        read["replicas_ms"] = _whole("replicas_ms", read["replicas_ms"], 1, _REPLICAS_MS_MAX)
     return read
+
+
+def _whole(name: str, text: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise UsageError(f"{name} in the Redis URL is a whole number from {least} to {most}")
+    return int(text)
 
 
 def _database_of(in_path: str, read: dict[str, Any]) -> int:

@@ -10,10 +10,17 @@ import hiredis
 
 from tenure.core.errors import ReplyLost, StoreError, StoreUnreachable
 from tenure.store.redis.address import Arg, RedisAddress, parse_address
-from tenure.store.redis.cluster import slot_of, slot_ranges
+from tenure.store.redis.cluster import redirect_of, slot_of, slot_ranges
 from tenure.store.redis.connection import check_greeting
 from tenure.store.redis.sentinel import primary_in, primary_query
-from tenure.store.redis.wire import MORE, check_reply, command_name, encode, reply_reader
+from tenure.store.redis.wire import (
+    MORE,
+    UNREADABLE,
+    check_reply,
+    command_name,
+    encode,
+    reply_reader,
+)
 
 _RECEIVE_BYTES = 1 << 18
 _ASK_WITHIN_S = 2.0
@@ -35,7 +42,8 @@ class BulkRedis:
         timeout_s: float = 60.0,
     ) -> None:
         address = parse_address(url) if isinstance(url, str) else url
-        if address.topology != "single":
+        self._is_located = address.topology != "single"
+        if self._is_located:
             address = locate(address, key)
         self._label = address.label
         self._reader = reply_reader()
@@ -115,6 +123,9 @@ class BulkRedis:
                 reply = self._reader.gets()
         except (OSError, hiredis.ProtocolError) as error:
             raise ReplyLost(f"{self._label}: no answer came: {error}") from error
+        if self._is_located and redirect_of(reply):
+            text = f"{self._label}: the slot is moving to another node ({reply.reply}); read again"
+            return StoreUnreachable(text, reply=reply.reply)
         return reply
 
 
@@ -133,6 +144,9 @@ def locate(address: RedisAddress, key: str) -> RedisAddress:
                     place = primary_in(reply) if reply else None
         except StoreError as error:
             refusals.append(str(error))
+            continue
+        except UNREADABLE:
+            refusals.append(f"{asked.label}: its answer cannot be read")
             continue
         if place is not None:
             return address.node(*place)

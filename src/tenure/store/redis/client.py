@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from functools import partial
 from typing import Any
 
-from tenure.core.errors import ServerError, StoreError, StoreUnreachable, UsageError
+from tenure.core.errors import (
+    NotReplicated,
+    ServerError,
+    StoreError,
+    StoreUnreachable,
+    UsageError,
+)
 from tenure.store.redis.address import Arg, RedisAddress, parse_address
-from tenure.store.redis.cluster import Cluster, guard_key, redirect_of
+from tenure.store.redis.cluster import Cluster, guard_key, key_of, redirect_of
 from tenure.store.redis.connection import Connector, Dialer, Node
 from tenure.store.redis.scripts import Script
 from tenure.store.redis.sentinel import Sentinels
@@ -20,6 +26,9 @@ from tenure.store.redis.wire import (
     is_no_script,
     is_wrong_type,
 )
+
+# Submits that wait for replicas at the same time, each on a connection of its own.
+_WAITING_MAX = 8
 
 
 class Redis:
@@ -51,8 +60,14 @@ class Redis:
         elif self._cluster is not None:
             self._watch = self._cluster.watch
         self._watching: asyncio.Task[None] | None = None
+        self._replicating = asyncio.Semaphore(_WAITING_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas a replicated call waits for; 0 if the URL asks for none."""
+        return self._address.replicas
 
     def __repr__(self) -> str:
         return f"Redis({self._address.label!r})"
@@ -79,16 +94,21 @@ class Redis:
                 await self._name_keys(error, args[1:2])
             raise
 
-    async def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+    async def pipeline(
+        self, commands: Sequence[Sequence[Arg]], *, replicated: bool = False
+    ) -> list[Any]:
         """Send many commands in one write; an error reply is a value in the list of replies.
 
         On a cluster there is one write for each node, and MULTI ... EXEC is for keys of one slot.
+        With `replicated` it is one MULTI ... EXEC, see `run`.
         """
         packed = [encode(command) for command in commands]
         if not packed:
             return []
         self._check_usable()
-        if self._cluster is not None:
+        if replicated and self._address.replicas:
+            replies = await self._replicated(commands, packed)
+        elif self._cluster is not None:
             replies = await self._cluster.pipeline(commands, packed)
         else:
             replies = await (await self._node.ready()).send_many(packed)
@@ -100,22 +120,69 @@ class Redis:
         """The keys that a call of a script declares: on a cluster one more (`guard_key`)."""
         return keys if self._cluster is None else (*keys, guard_key(keys[0]))
 
-    async def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
-        """Run a script by its hash or, if the server does not have it yet, by its source."""
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Arg],
+        *,
+        replicated: bool = False,
+    ) -> Any:
+        """Run a script by its hash or, if the server does not have it yet, by its source.
+
+        With `replicated` it returns when as many replicas have its writes as the URL asks for, and
+        raises `NotReplicated` if they do not in time. Such a call can be repeated.
+        """
         _check_keys(script, keys)
         declared = self.declared_keys(keys)
+        send = self._call_replicated if replicated and self._address.replicas else self.call
         try:
             try:
-                return await self.call("EVALSHA", script.sha, len(declared), *declared, *args)
+                return await send("EVALSHA", script.sha, len(declared), *declared, *args)
             except ServerError as error:
                 if not is_no_script(error):
                     raise
-            return await self.call("EVAL", script.source, len(declared), *declared, *args)
+            return await send("EVAL", script.source, len(declared), *declared, *args)
         except ServerError as error:
             error.operation = script.name
             if is_wrong_type(error):
                 await self._name_keys(error, keys)
             raise
+
+    async def _call_replicated(self, *args: Arg) -> Any:
+        (reply,) = await self._replicated([args], [encode(args)])
+        return check_reply(reply, command_name(args))
+
+    async def _replicated(
+        self, commands: Sequence[Sequence[Arg]], packed: Sequence[bytes]
+    ) -> list[Any]:
+        """The replies to commands that run whole or not at all, and then WAIT for the replicas.
+
+        WAIT is about the last write of its connection, and holds up what comes after it. So the
+        call has a connection to itself for that time. A call that is repeated may write nothing,
+        and WAIT would not wait for what the first one wrote: so there is always one more write.
+        """
+        replicas, within_ms = self._address.replicas, self._address.replicas_ms
+        mark = _mark_of(commands)
+        behind = [encode(("SET", mark, "", "PX", 1)), encode(("WAIT", replicas, within_ms))]
+        async with self._replicating:
+            self._check_usable()
+            if self._cluster is not None:
+                replies = await self._cluster.block_whole(commands, packed, within_ms, behind)
+            else:
+                replies = await self._node.block(packed, within_ms, behind)
+        if len(replies) == len(packed):  # one of them failed, so nothing followed
+            return replies
+        *replies, marked, have = replies
+        refused = next((each for each in (marked, have) if isinstance(each, StoreError)), None)
+        if refused is None and have >= replicas:
+            return replies
+        found = refused or f"{have} of {replicas} replicas have it after {within_ms} ms"
+        raise NotReplicated(
+            f"{self._address.label}: it is stored, but not as safely as replicas={replicas} asks "
+            f"for ({found}); send it again under the same id or key, it is not stored twice",
+            reply=refused.reply if refused else have,
+        )
 
     async def _name_keys(self, error: ServerError, keys: Sequence[Arg]) -> None:
         """Add the types of the call's keys to a WRONGTYPE error, which does not name them.
@@ -147,12 +214,33 @@ class Redis:
         """The keys that match, a page at a time; on a cluster of all its primaries."""
         self._check_usable()
         cluster = self._cluster
-        for connection in await cluster.primaries() if cluster else [await self._node.ready()]:
+        primaries = (await cluster.primaries()).values() if cluster else [await self._node.ready()]
+        for connection in primaries:
             cursor: Arg = 0
             while cursor != b"0":
                 scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000, *more)
                 cursor, found = await connection.send(encode(scan))
                 yield found
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the URL names a cluster."""
+        return self._cluster is not None
+
+    async def ask_primaries(self, *args: Arg) -> dict[str, Any]:
+        """The answer of each primary of a cluster to a command, by its address."""
+        self._check_usable()
+        if self._cluster is None:
+            raise UsageError(f"{self!r} is not a cluster")
+        primaries = await self._cluster.primaries()
+        return {name: await each.send(encode(args)) for name, each in primaries.items()}
+
+    async def place_of(self, key: Arg) -> tuple[int, str]:
+        """The slot of a key on a cluster, and the address of the node that owns it."""
+        self._check_usable()
+        if self._cluster is None:
+            raise UsageError(f"{self!r} is not a cluster")
+        return await self._cluster.place_of(key)
 
     async def block(self, *args: Arg, wait_ms: int) -> Any:
         """Send a blocking command on a connection of its own; None if it timed out.
@@ -237,6 +325,11 @@ class Redis:
 
 def _text(key: Arg) -> str:
     return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+
+
+def _mark_of(commands: Sequence[Sequence[Arg]]) -> str:
+    """A key beside the first one of the commands, and in its slot."""
+    return f"{_text(next(key for key in map(key_of, commands) if key is not None))}:replicated"
 
 
 def _check_keys(script: Script, keys: Sequence[str | bytes]) -> None:

@@ -27,18 +27,18 @@ import binascii
 import contextlib
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tenure.core.errors import ServerError, StoreError, StoreUnreachable
 from tenure.store.redis.address import Arg, RedisAddress
 from tenure.store.redis.connection import Connection, Connector, Dialer, Node
-from tenure.store.redis.wire import command_name, encode
+from tenure.store.redis.wire import UNREADABLE, command_name, encode, place_in
 from tenure.store.resend import run_step
 
 # -- slots -----------------------------------------------------------------------------------------
 
-_SLOTS = 16_384
+SLOTS = 16_384
 _KEYLESS = frozenset(
     {"ACL", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "EXEC", "INFO", "MULTI"}
     | {"PING", "ROLE", "SCAN", "SCRIPT", "TIME", "WAIT"}
@@ -61,7 +61,7 @@ def slot_of(key: Arg) -> int:
     >>> slot_of("123456789"), slot_of("{user1000}.following") == slot_of("{user1000}.followers")
     (12739, True)
     """
-    return binascii.crc_hqx(_tag(_bytes(key)), 0) % _SLOTS
+    return binascii.crc_hqx(_tag(_bytes(key)), 0) % SLOTS
 
 
 def guard_key(key: Arg) -> bytes:
@@ -110,7 +110,11 @@ def redirect_of(reply: Any) -> Redirect | None:
     if words[0] not in ("MOVED", "ASK") or len(words) < 3:
         return None
     host, _, port = words[2].rpartition(":")
-    return Redirect(words[0], int(words[1]), host.strip("[]"), int(port))
+    try:
+        slot, place = int(words[1]), place_in(host.strip("[]").encode(), port)
+    except UNREADABLE:
+        return None
+    return Redirect(words[0], slot, *place)
 
 
 # -- cluster ---------------------------------------------------------------------------------------
@@ -193,23 +197,46 @@ class Cluster:
 
         If the first was redirected, it pauses, so that a caller that comes again at once waits.
         """
-        node = await self._node(self._slots(commands)[0])
-        try:
-            replies = await node.block(packed, wait_ms)
-        except StoreUnreachable:
-            self._suspect.add(node)
-            raise
+        replies = await self._block(self._slots(commands)[0], packed, wait_ms)
         if redirect_of(replies[0]):
             for reply in replies:
                 self._learn(redirect_of(reply))
             await asyncio.sleep(min(_PAUSE_S_MAX, wait_ms / 1000))
         return replies
 
-    async def primaries(self) -> list[Connection]:
-        """A connection to every primary."""
+    async def block_whole(
+        self,
+        commands: Sequence[Sequence[Arg]],
+        packed: Sequence[bytes],
+        wait_ms: int,
+        behind: Sequence[bytes],
+    ) -> list[Any]:
+        """As `Node.block`, for commands of one slot that run whole or not at all."""
+        slot = self._slots(commands)[0]
+        return await self._whole(lambda: self._block(slot, packed, wait_ms, behind), len(packed))
+
+    async def _block(
+        self, slot: int, packed: Sequence[bytes], wait_ms: int, behind: Sequence[bytes] = ()
+    ) -> list[Any]:
+        node = await self._node(slot)
+        try:
+            return await node.block(packed, wait_ms, behind)
+        except StoreUnreachable:
+            self._suspect.add(node)
+            raise
+
+    async def primaries(self) -> dict[str, Connection]:
+        """A connection to every primary, by its address."""
         await self._ask_map()
-        nodes = {self._at(*place) for _, place in self._ranges}
-        return [await node.ready() for node in nodes]
+        places = sorted({place for _, place in self._ranges})
+        return {_text(place): await self._at(*place).ready() for place in places}
+
+    async def place_of(self, key: Arg) -> tuple[int, str]:
+        """The slot of a key, and the address of the node that owns it."""
+        await self._ask_map()
+        slot = slot_of(key)
+        place = self._owner_of(slot)
+        return slot, _text(place) if place else "no node"
 
     async def watch(self) -> None:
         """Ask again when an owner is silent, because another one may have taken over.
@@ -244,12 +271,19 @@ class Cluster:
         return [self._home if key is None else slot_of(key) for key in keys]
 
     async def _transaction(self, packed: list[bytes], slot: int) -> list[Any]:
-        """MULTI ... EXEC to one node: a redirection inside means that nothing was executed."""
+        """MULTI ... EXEC to one node."""
+
+        async def send() -> list[Any]:
+            return await (await self._connection(slot)).send_many(packed)
+
+        return await self._whole(send, len(packed))
+
+    async def _whole(self, send: Callable[[], Awaitable[list[Any]]], count: int) -> list[Any]:
+        """Send until none of the first `count` commands, which run whole or not, is redirected."""
         pauses = _Pauses()
         while True:
-            connection = await self._connection(slot)
-            replies: list[Any] = await connection.send_many(packed)
-            refused = next((reply for reply in replies if redirect_of(reply)), None)
+            replies = await send()
+            refused = next((reply for reply in replies[:count] if redirect_of(reply)), None)
             if refused is None:
                 return replies
             self._learn(redirect_of(refused))
@@ -330,11 +364,16 @@ class Cluster:
 
     def _known(self, slot: int) -> Node | None:
         node = self._owners.get(slot)
-        if node is None and self._ranges:
-            end, place = self._ranges[max(0, bisect_right(self._starts, slot) - 1)]
-            if slot <= end:
-                node = self._owners[slot] = self._at(*place)
+        if node is None and (place := self._owner_of(slot)):
+            node = self._owners[slot] = self._at(*place)
         return node
+
+    def _owner_of(self, slot: int) -> tuple[str, int] | None:
+        """The owner by the map."""
+        if not self._ranges:
+            return None
+        end, place = self._ranges[max(0, bisect_right(self._starts, slot) - 1)]
+        return place if slot <= end else None
 
     def _host_of(self, slot: int) -> str:
         """The host of the node that a slot's commands go to."""
@@ -382,14 +421,15 @@ class Cluster:
         places.sort(key=self._failed)
         asked = [self._address.node(*place) for place in places]
         try:
-            address, reply = await self._dialer.ask_first(asked, "CLUSTER", "SLOTS")
+            _, (ranges, places) = await self._dialer.ask_first(
+                asked, ("CLUSTER", "SLOTS"), lambda address, reply: _read_slots(reply, address.host)
+            )
         except StoreUnreachable as error:
             await asyncio.sleep(_PAUSE_S_MAX * random.uniform(0.5, 1.0))
             raise StoreUnreachable(f"{self._address.label}: no node answers: {error}") from None
-        ranges = sorted(slot_ranges(reply, address.host))
         self._starts = [start for start, _, _ in ranges]
         self._ranges = [(end, place) for _, end, place in ranges]
-        self._places = [_place(node, address.host) for _, _, *nodes in reply for node in nodes]
+        self._places = places
         self._owners.clear()
         owners = {place for _, place in self._ranges}
         for place in [place for place in self._nodes if place not in owners]:
@@ -406,10 +446,24 @@ class Cluster:
 
 
 def slot_ranges(reply: Any, asked: str) -> list[tuple[int, int, tuple[str, int]]]:
-    """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered."""
-    return [(start, end, _place(primary, asked)) for start, end, primary, *_ in reply]
+    """The ranges of CLUSTER SLOTS with their primaries; `asked` is the host that answered.
+
+    Raises one of `UNREADABLE`.
+    """
+    return [(int(start), int(end), _place(primary, asked)) for start, end, primary, *_ in reply]
+
+
+def _read_slots(reply: Any, asked: str) -> tuple[list[Any], list[tuple[str, int]]]:
+    """The ranges in their order, and the places of all nodes."""
+    places = [_place(node, asked) for _, _, *nodes in reply for node in nodes]
+    return sorted(slot_ranges(reply, asked)), places
+
+
+def _text(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
 
 
 def _place(node: Any, asked: str) -> tuple[str, int]:
     """Host and port of a node; one that does not know its own name has that by which we asked."""
-    return (node[0] or b"").decode() or asked, int(node[1])
+    host, port = place_in(node[0] or b"", node[1])
+    return host or asked, port

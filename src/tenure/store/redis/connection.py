@@ -7,13 +7,16 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import hiredis
 
 from tenure.core.errors import ReplyLost, ServerError, StoreError, StoreUnreachable
 from tenure.store.redis.address import Arg, RedisAddress
-from tenure.store.redis.wire import MORE, encode, reply_reader
+from tenure.store.redis.wire import MORE, UNREADABLE, encode, reply_reader
+from tenure.store.resend import run_step
+
+T = TypeVar("T")
 
 # -- one connection --------------------------------------------------------------------------------
 
@@ -263,20 +266,27 @@ class Dialer:
         finally:
             connection.drop("it was opened for one question")
 
-    async def ask_first(self, asked: Iterable[RedisAddress], *command: Arg) -> Any:
-        """The first answer of several servers, and who gave it."""
+    async def ask_first(
+        self,
+        asked: Iterable[RedisAddress],
+        command: Sequence[Arg],
+        read: Callable[[RedisAddress, Any], T],
+    ) -> tuple[RedisAddress, T]:
+        """The first answer of several servers that can be read, and who gave it."""
         refusals: list[str] = []
         for address in asked:
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S):
                     reply = await self.ask(address, *command)
+                    if reply is not None:
+                        return address, read(address, reply)
             except TimeoutError:
                 refusals.append(f"{address.label}: no answer within {_ANSWER_WITHIN_S:g} s")
             except StoreError as error:
                 refusals.append(str(error))
+            except UNREADABLE:
+                refusals.append(f"{address.label}: its answer cannot be read")
             else:
-                if reply is not None:
-                    return address, reply
                 refusals.append(f"{address.label}: it does not know the service")
         raise StoreUnreachable("; ".join(refusals) or "there is no server to ask")
 
@@ -311,8 +321,9 @@ def check_greeting(label: str, command: str, reply: Any) -> None:
     """Raise the error reply to a command of `RedisAddress.greeting`, unless it is harmless."""
     if isinstance(reply, StoreUnreachable):
         raise StoreUnreachable(f"{label}: {reply}", operation=command, reply=reply.reply)
-    if command == "ROLE" and isinstance(reply, list) and reply[0] != b"master":
-        raise StoreUnreachable(f"{label}: it is a {reply[0].decode()}, not the primary")
+    if command == "ROLE" and isinstance(reply, list) and reply[:1] != [b"master"]:
+        role = reply[0].decode() if reply and isinstance(reply[0], bytes) else "server of no role"
+        raise StoreUnreachable(f"{label}: it is a {role}, not the primary")
     if not isinstance(reply, ServerError):
         return
     text = str(reply.reply)
@@ -446,15 +457,25 @@ class Node:
         return self.main is not None and self.main.lost
 
     def is_silent(self, for_s: float) -> bool:
-        """Whether a call on the shared connection waits so long for its answer."""
-        return self.main is not None and self.main.is_silent(for_s)
+        """Whether a call waits so long for its answer, beyond the time that it blocks itself."""
+        return any(
+            each.is_silent(for_s + (each.timeout_ms - self._timeout_ms) / 1000)
+            for each in self._connections()
+        )
 
-    async def block(self, packed: Sequence[bytes], wait_ms: int) -> list[Any]:
-        """The replies to commands, of which the first blocks for `wait_ms`; errors are values."""
+    async def block(
+        self, packed: Sequence[bytes], wait_ms: int, behind: Sequence[bytes] = ()
+    ) -> list[Any]:
+        """The replies to commands, of which one blocks for `wait_ms`; errors are values.
+
+        Commands `behind` follow on the same connection if none of the others failed.
+        """
         connection = await self._blocking_connection()
         connection.timeout_ms = wait_ms + self._timeout_ms
         try:
             replies = await connection.send_many(packed)
+            if behind and not any(isinstance(reply, StoreError) for reply in replies):
+                replies += await run_step(connection.send_many(behind), executed_before=True)
         except BaseException:
             connection.drop("the caller of a blocking command was cancelled")
             self._blocking.discard(connection)

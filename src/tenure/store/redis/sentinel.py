@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import hiredis
-
-from tenure.core.errors import StoreError, StoreUnreachable, TenureError
+from tenure.core.errors import StoreError, StoreUnreachable
 from tenure.store.redis.address import RedisAddress
 from tenure.store.redis.connection import Dialer
-from tenure.store.redis.wire import MORE, encode, reply_reader
+from tenure.store.redis.wire import MORE, encode, place_in, reply_reader
 
 _CONNECT_WITHIN_S = 1.0
 _RECONNECT_S = 0.5
@@ -30,8 +28,8 @@ def primary_query(service: str) -> tuple[str, ...]:
 
 
 def primary_in(reply: Any) -> tuple[str, int]:
-    """Host and port in the answer to `primary_query`."""
-    return reply[0].decode(), int(reply[1])
+    """Host and port in the answer to `primary_query`; raises one of `UNREADABLE`."""
+    return place_in(*reply)
 
 
 class Sentinels:
@@ -48,11 +46,13 @@ class Sentinels:
         """The address of the primary, by the first Sentinel that answers."""
         query = primary_query(self._address.service)
         try:
-            sentinel, reply = await self._dialer.ask_first(tuple(self._sentinels), *query)
+            sentinel, primary = await self._dialer.ask_first(
+                tuple(self._sentinels), query, lambda _, reply: primary_in(reply)
+            )
         except StoreUnreachable as error:
             raise StoreUnreachable(f"{self._address.label}: no Sentinel answers: {error}") from None
         self._prefer(sentinel)
-        found = self._address.node(*primary_in(reply))
+        found = self._address.node(*primary)
         now = asyncio.get_running_loop().time()
         if (found.host, found.port) == self._leaving and now < self._leaving_until:
             raise StoreUnreachable(f"{found.label}: the Sentinels are replacing this primary")
@@ -69,7 +69,7 @@ class Sentinels:
         self, sentinel: RedisAddress, changed: Callable[[RedisAddress | None], None]
     ) -> None:
         while True:
-            with contextlib.suppress(OSError, TenureError, ValueError, hiredis.ProtocolError):
+            with contextlib.suppress(Exception):  # the watch goes on, whatever a Sentinel sends
                 async with contextlib.aclosing(self._events(sentinel)) as events:
                     async for kind, channel, text in events:
                         if kind == b"message":

@@ -88,6 +88,22 @@ def is_wrong_type(error: ServerError) -> bool:
     return isinstance(error.reply, str) and "WRONGTYPE" in error.reply
 
 
+UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading an answer raises that has another form than it should have."""
+
+
+def place_in(host: Any, port: Any) -> tuple[str, int]:
+    """Host and port in an answer; raises one of `UNREADABLE`.
+
+    >>> place_in(b"127.0.0.1", b"6379")
+    ('127.0.0.1', 6379)
+    """
+    found = host.decode(), int(port)
+    if not 0 < found[1] < 2**16:
+        raise ValueError(f"port {found[1]}")
+    return found
+
+
 def check_reply(reply: Any, operation: str) -> Any:
     """The reply; raises it if it is an error."""
     if isinstance(reply, ServerError):

@@ -46,6 +46,13 @@ SELECT EXISTS (SELECT 1 FROM removed) OR EXISTS (SELECT 1 FROM changed) OR EXIST
 -- Clauses: I-75
 SELECT count(*) AS size FROM queue_records WHERE queue = :queue AND grp = :grp
 
+-- name: records_chars
+-- How many characters the records of a group have together.
+-- Takes: queue text, grp text
+-- Returns: the number
+-- Clauses: I-75
+SELECT coalesce(sum(length(value)), 0) AS chars FROM queue_records WHERE queue = :queue AND grp = :grp
+
 -- name: records_expire
 -- Keeps a group for so long only.
 -- Takes: queue text, grp text, keep_ms bigint
