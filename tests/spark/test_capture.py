@@ -16,7 +16,7 @@ from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format, open_queue
 from tenure.pipeline import capture as capturing
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import ARROW, LINE_MAX, OFFSET
 from tenure.pipeline.source.offsets import Mark
 from tenure.store.redis import BulkRedis
