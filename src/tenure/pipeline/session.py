@@ -102,13 +102,13 @@ def prepare(spark: SparkSession, *, ship: bool = False, lake: str = "") -> Spark
     from tenure.pipeline.delta_rs import DeltaRs
     from tenure.pipeline.source.journal import TenureSource
 
+    if ship:  # first: a source gets the archives that are known when it is registered
+        ship_package(spark)
     spark.dataSource.register(TenureSource)
     spark.dataSource.register(DeltaRs)
     # Filters reach a Python source only if asked for.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    if ship:
-        ship_package(spark)
     if lake:
         from tenure.pipeline.tables.update import register
 
@@ -289,9 +289,14 @@ _SUFFIXES = {".py", ".lua", ".sql"}
 
 def ship_package(spark: SparkSession) -> Path:
     """Make the archive and give it to the session."""
+    from pyspark.sql.utils import is_remote
+
     path = Path(tempfile.mkdtemp(prefix="tenure-ship-")) / "tenure.zip"
     make_archive(path)
-    spark.addArtifacts(str(path), pyfile=True)
+    if is_remote():
+        spark.addArtifacts(str(path), pyfile=True)
+    else:  # artifacts do not reach sources in Python
+        spark.sparkContext.addPyFile(str(path))
     return path
 
 
