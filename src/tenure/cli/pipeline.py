@@ -435,7 +435,8 @@ def forget_command(
     if not yes:
         raise click.UsageError("it cannot be undone: add --yes")
     config = load_config()
-    urls = [config.url_of(each) for each in queue_urls]
+    # A lake keeps no URL with a password; the configured one has it.
+    urls = [*(config.url_of(each) for each in queue_urls), config.text("queue_url")]
     done = forget(Lake(lake), urls, requester=requester, job_ids=job_ids)
     answer(
         as_json,
