@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tenure.core.journal import JournalEvent
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import ARROW, OFFSET, rows_of, stream_position_number
 from tenure.store.journal import lines_of
 from tenure.store.redis import BulkRedis
@@ -84,19 +84,22 @@ def fill_stream(url: str, key: str, events: int) -> int:
     return total
 
 
-def fill_lake(path: str, events: int) -> int:
-    """Put a history of jobs of four events each into a lake, by columns."""
+def fill_lake(path: str, events: int, *, had: int = 0, step_ms: int = 1) -> int:
+    """Put a history of jobs of four events each into a lake, by columns.
+
+    It goes on after `had` events. Twenty jobs begin every `step_ms`.
+    """
     lake = Lake(path)
     lake.begin()
-    after = made = 0
-    while made < events:
-        count = min(_AT_ONCE, events - made) // 4
-        table = _columns(made // 4, count)
+    made, after = had, lake.events.positions([JOURNAL])[JOURNAL]
+    while made < had + events:
+        count = min(_AT_ONCE, had + events - made) // 4
+        table = _columns(made // 4, count, step_ms)
         upto = int(table.column("pos")[-1].as_py())
         rows = pa.concat_tables([table, _offset(after, upto, table.num_rows)])
         lake.events.put_events(rows.to_batches())
         after, made = upto, made + 4 * count
-    return made
+    return made - had
 
 
 def _offset(after: int, upto: int, units: int) -> pa.Table:
@@ -106,12 +109,12 @@ def _offset(after: int, upto: int, units: int) -> pa.Table:
     return pa.Table.from_batches([rows_of([row], JOURNAL)])
 
 
-def _columns(first: int, jobs: int) -> pa.Table:
+def _columns(first: int, jobs: int, step_ms: int) -> pa.Table:
     """submit, claim, extend, complete of each job, one kind after the other."""
     number = np.arange(first, first + jobs)
     ids = _random_ids(jobs, first)
     kinds = ["submit", "claim", "extend", "complete"]
-    at = BEGAN_MS + number // 20
+    at = BEGAN_MS + number // 20 * step_ms
     lease = [0, 15_000, 20_000, 0]
     none = np.zeros(jobs, dtype=np.int64)
     parts = []

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from tenure.pipeline.java import find_java
-from tenure.pipeline.session import runtime_folder
+from tenure.pipeline.session import find_java, runtime_folder
 from tests.spark.working import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]

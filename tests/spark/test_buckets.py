@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tenure.core.errors import UsageError
 from tenure.pipeline.audit.lakes import audit_lake
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.report.figures import figures_of
 from tenure.pipeline.tables.update import update_tables
 from tests.contract.transcode.bucket import S3Server

@@ -16,10 +16,9 @@ from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format, journal_urls, open_queue
 from tenure.pipeline import capture as capturing
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import ARROW, LINE_MAX, OFFSET
-from tenure.pipeline.source.offsets import Mark
-from tenure.pipeline.source.opening import journal_name
+from tenure.pipeline.source.offsets import Mark, journal_name
 from tenure.store.redis import BulkRedis
 from tests.spark.working import as_rows, journal_of, lake_rows, trim, without_place, work
 

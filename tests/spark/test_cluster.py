@@ -14,8 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tenure.pipeline.java import find_java
-from tenure.pipeline.session import runtime_folder
+from tenure.pipeline.session import find_java, runtime_folder
 from tenure.store.embedded import EmbeddedRedis
 from tests.spark.working import journal_of, lake_rows, work
 
@@ -28,6 +27,8 @@ from tenure.pipeline import SparkSettings, open_session
 from tenure.pipeline.audit.lakes import audit_lake
 from tenure.pipeline.capture import capture
 from tenure.pipeline.enqueue import enqueue, jobs_of
+from tenure.pipeline.report.figures import figures_of
+from tenure.pipeline.report.page import page
 from tenure.pipeline.tables.update import update_tables
 from tests.spark.working import SMALL
 master, lake, url = sys.argv[1:]
@@ -43,6 +44,14 @@ days = update_tables(spark, lake).days
 audited = audit_lake(spark, lake)
 jobs = jobs_of(spark.range(20).selectExpr("id as n"), task="later", run="r", key=["n"])
 tally = enqueue(jobs, url, tasks=2)
+def places(batches):  # where executors import the package from
+    import pyarrow, tenure
+    for batch in batches:
+        yield pyarrow.RecordBatch.from_pylist([{"path": tenure.__file__}])
+rows = spark.range(8, numPartitions=8).mapInArrow(places, "path string")
+paths = {row.path for row in rows.collect()}
+assert all("tenure.zip" in path for path in paths), paths
+assert "Throughput" in page(figures_of(spark, lake))
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 print("RESULT", captured.events, len(days), audited.violations, audited.jobs, tally.created,
       executors)
@@ -51,9 +60,9 @@ print("RESULT", captured.events, len(days), audited.violations, audited.jobs, ta
 
 def start(kind: str, log: Path, *words: str) -> subprocess.Popen[bytes]:
     """Start a master or a worker; it tells its life in a file."""
-    environment = os.environ | {
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = clean | {
         "JAVA_HOME": str(find_java(os.environ, runtime_folder(os.environ))),
-        "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(HOME),
         "SPARK_DAEMON_MEMORY": "256m",
@@ -80,6 +89,21 @@ def address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 @pytest.fixture
+def bare_python(tmp_path: Path) -> str:
+    """A Python that has the libraries and not this package: `-S` reads no links to its source."""
+    program = tmp_path / "python"
+    folder = Path(pyspark.__file__).parents[1]
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} -S "$@"\n'
+    )
+    program.chmod(0o700)
+    lacks = subprocess.run([program, "-c", "import tenure"], capture_output=True, cwd=tmp_path,
+                           env={"PATH": os.environ["PATH"]})  # fmt: skip
+    assert b"No module named 'tenure'" in lacks.stderr
+    return str(program)
+
+
+@pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """A master whose workers are still on their way: Spark waits for them itself."""
     processes = []
@@ -102,8 +126,8 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.few
 @pytest.mark.timeout(600)
-async def test_two_workers_capture_count_audit_and_enqueue(
-    master: str, lake: str, redis: EmbeddedRedis, streams_url: str
+async def test_two_workers_without_the_package_do_all_that_local_does(
+    master: str, bare_python: str, lake: str, redis: EmbeddedRedis, streams_url: str
 ) -> None:
     await work(streams_url, 20, fail_every=9)
     events = await journal_of(streams_url)
@@ -113,6 +137,8 @@ async def test_two_workers_capture_count_audit_and_enqueue(
         | {
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
             "SPARK_LOCAL_IP": "127.0.0.1",  # the machine's own name may have no address
+            "PYSPARK_PYTHON": bare_python,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
         },
         capture_output=True, text=True, timeout=480,
     )  # fmt: skip

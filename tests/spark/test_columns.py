@@ -14,9 +14,8 @@ import pytest
 
 from tenure.core.errors import ReplyLost
 from tenure.core.registry import open_queue
-from tenure.pipeline.source.columns import Stored
-from tenure.pipeline.source.copying import BoxColumns, open_columns
-from tenure.pipeline.source.submitting import Tally, new_jobs, submit_all, submit_columns
+from tenure.pipeline.source.copying import BoxColumns, Stored, open_columns
+from tenure.pipeline.source.writing import Tally, new_jobs, submit_columns
 from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 
@@ -102,7 +101,11 @@ async def test_columns_leave_the_rows_that_a_submit_leaves(
         msgspec.structs.replace(job, job_id=job.job_id.replace("job", "row"))
         for job in new_jobs(jobs)
     ]
-    assert (await asyncio.to_thread(submit_all, by_row, renamed)).created == COUNT
+    queue = open_queue(by_row, worker_id="w")
+    try:
+        assert {answer.status for answer in await queue.submit(renamed)} == {"created"}
+    finally:
+        await queue.close()
     assert await stored(url, schema, "column") == await stored(url, schema, "row")
 
 

@@ -102,7 +102,8 @@ async def test_every_command_and_program_of_the_page_does_what_it_says(
 ) -> None:
     shown = [meant(words, streams_url, bullmq_url) for words in commands()]
     assert [words[0] for words in shown[:3]] == ["capture", "audit", "report"]
-    _, reading, mapping = [block.text for block in PAGE.blocks if block.language == "python"]
+    programs = [block.text for block in PAGE.blocks if block.language == "python"]
+    _, catalog, reading, mapping, plain = programs
     said = typed(
         tmp_path,
         *shown,
@@ -110,17 +111,20 @@ async def test_every_command_and_program_of_the_page_does_what_it_says(
         ["replay", "--where", "error_code = 'nope'"],
         BEFORE.format(url=streams_url) + reading + AFTER,
         mapping,
+        catalog,
+        plain,
+        ["audit", "plain"],
         umask=0,
     )
     codes = [code for code, _ in said]
-    assert codes == [0] * len(shown) + [8, 3, 0, 0]
+    assert codes == [0] * len(shown) + [8, 3, 0, 0, 0, 0, 0]
     told = {" ".join(words): output for words, (_, output) in zip(shown, said, strict=False)}
     assert re.match(r"[\d,]+ new events; lake holds", told["capture --once"])
     assert "Throughput" in (tmp_path / "report.html").read_text()
     assert "2 new, 0 were there" in _of(told, "enqueue", "--key clip_id")
     assert "4 run again" in _of(told, "replay", "--yes")
-    assert json.loads(said[-4][1])["violations_shown"], "evidence for a program"
-    assert said[-2][1].split()[1:] == ["23", "True"], "20 jobs, two clips, and one of the program"
+    assert json.loads(said[-7][1])["violations_shown"], "evidence for a program"
+    assert said[-5][1].split()[1:] == ["23", "True"], "20 jobs, two clips, and one of the program"
     assert pq.read_table(tmp_path / "vectors.parquet").to_pylist()[0]["result"] == "3"
     await still_there(streams_url, {"render": 3})
     tables_are_read_by_others(tmp_path)

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from tenure.core.job import NewJob
 from tenure.core.registry import open_queue
-from tenure.pipeline.audit.deliveries import outbox_events
+from tenure.pipeline.audit.explain import outbox_events
 from tenure.pipeline.audit.lakes import audit_lake, violations
 from tenure.pipeline.audit.run import Audit, Audited, History
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import ARROW
-from tenure.pipeline.source.opening import journal_name
+from tenure.pipeline.source.offsets import journal_name
 from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated
 from tests.spark.working import as_rows, drain, journal_of, lake_rows, retry_all, without_place

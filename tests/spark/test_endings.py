@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tenure.cli.console import Exit
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tests.spark.typing_commands import HERE, ROOT
 from tests.spark.working import as_rows, journal_of, lake_rows, without_place, work
 

@@ -10,7 +10,7 @@ from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
 from tenure.pipeline.audit.lakes import audit_lake
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.report.figures import figures_of
 from tenure.pipeline.report.page import page
 from tenure.pipeline.tables.update import update_tables

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import UsageError
-from tenure.pipeline.java import find_java, java_of_wheel
+from tenure.pipeline.session import find_java, java_of_wheel
 
 ON_THE_WHEEL = """
 from tenure.pipeline import SparkSettings, open_session

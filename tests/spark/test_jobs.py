@@ -17,7 +17,7 @@ from tenure.core.seam import Query
 from tenure.pipeline import run_task
 from tenure.pipeline.capture import capture
 from tenure.pipeline.enqueue import enqueue, jobs_of
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.replay import chosen, counted, replay, sources
 from tenure.pipeline.tables.update import update_tables
 from tests.spark.handlers import shout

@@ -10,8 +10,7 @@ import pytest
 
 from tenure.core.registry import journal_format
 from tenure.pipeline.source.journal import read_range
-from tenure.pipeline.source.offsets import JournalRange
-from tenure.pipeline.source.opening import journal_name, open_reader
+from tenure.pipeline.source.offsets import JournalRange, journal_name, open_reader
 from tenure.store.embedded import EmbeddedRedis
 from tests.spark.working import as_rows, journal_of, without_place, work
 

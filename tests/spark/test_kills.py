@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 
 from tenure.pipeline.audit.lakes import audit_lake
 from tenure.pipeline.capture import capture
-from tenure.pipeline.lake.place import Lake
-from tenure.pipeline.source.opening import journal_name
+from tenure.pipeline.lake import Lake
+from tenure.pipeline.source.offsets import journal_name
 from tenure.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.contract.inbox_stage import migrated
 from tests.interop.bullmq.peer import Node, install

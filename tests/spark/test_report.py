@@ -37,7 +37,14 @@ async def test_the_page_shows_what_happened_and_needs_nothing_else(
     assert {row["error_code"] for row in figures.causes} == {"503"}
     assert "entries were trimmed between" in text
     assert not re.search(r"(?:src|href)=|https?://|@import|<script", text)
-    for word in ("Throughput", "Latency", "Failures by cause", "Audit", "sound", "worker-1"):
+    for word in (
+        "Throughput",
+        "How long jobs took",
+        "Failures by cause",
+        "Audit",
+        "sound",
+        "worker-1",
+    ):
         assert word in text
 
 

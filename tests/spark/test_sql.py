@@ -16,10 +16,9 @@ from tenure.core.job import NewJob
 from tenure.core.journal import SqlFormat
 from tenure.core.registry import open_queue
 from tenure.pipeline.capture import capture, release, tell_store
-from tenure.pipeline.lake.place import Lake
-from tenure.pipeline.source.offsets import Mark, began_anew
-from tenure.pipeline.source.opening import journal_name, open_reader
-from tenure.pipeline.source.range_reader import Loss, Read
+from tenure.pipeline.lake import Lake
+from tenure.pipeline.source.offsets import Mark, began_anew, journal_name, open_reader
+from tenure.pipeline.source.ranges import Loss, Read
 from tenure.pipeline.source.sql_reader import SqlRangeReader
 from tenure.store.embedded import EmbeddedPostgres
 from tests.contract.inbox_stage import migrated

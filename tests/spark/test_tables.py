@@ -16,12 +16,14 @@ from pyspark.testing import assertDataFrameEqual
 
 from tenure.core.errors import NotFound
 from tenure.core.journal import JournalEvent
+from tenure.pipeline import prepare
 from tenure.pipeline.audit.lakes import audit_lake, violations
-from tenure.pipeline.events import with_kinds
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.capture import capture
+from tenure.pipeline.lake import Lake, with_kinds
 from tenure.pipeline.schema import OFFSET, rows_of
 from tenure.pipeline.tables.update import merge, selected, table_files, update_tables
 from tests.chaos.sim.test_verdict import sound
+from tests.spark.working import trim, work
 
 DAY_MS = 86_400_000
 MONDAY_MS = 20_773 * DAY_MS
@@ -275,3 +277,31 @@ def test_tables_of_a_folder_that_is_no_lake_are_refused(
 ) -> None:
     with pytest.raises(NotFound, match="is no lake"):
         update_tables(spark, str(tmp_path))
+
+
+async def test_the_tables_are_in_the_catalog_and_always_the_newest(
+    spark: SparkSession, lake: str, streams_url: str
+) -> None:
+    await work(streams_url, 6, fail_every=3)
+    capture(spark, lake, [streams_url], once=True)
+    update_tables(spark, lake)
+    prepare(spark, lake=lake)
+    counted = "select state, count(*) from tenure.jobs group by state order by state"
+    assert [tuple(row) for row in spark.sql(counted).collect()] == [("done", 4), ("error", 2)]
+    await work(streams_url, 3, prefix="later")
+    await trim(streams_url, keep=1)
+    capture(spark, lake, [streams_url], once=True)
+    update_tables(spark, lake)
+    audit_lake(spark, lake)
+    assert spark.table("tenure.attempts").count() == sum(
+        Lake(lake).table("attempts").parts().values()
+    )
+    prepare(spark, lake=lake)
+    (gap,) = spark.sql("select reason, lost from tenure.gaps").collect()
+    assert (gap.reason, gap.lost > 0) == ("trimmed", True)
+    verdicts = {
+        row.invariant: row.verdict for row in spark.table("tenure.audit_verdicts").collect()
+    }
+    assert (verdicts["I7"], verdicts["I28"]) == ("sound", "not judged")
+    hours = spark.sql("select sum(submitted) from tenure.metrics_hourly").collect()
+    assert hours[0][0] >= 6

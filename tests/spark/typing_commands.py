@@ -39,7 +39,7 @@ Step = list[str] | str
 
 def _command(words: list[str], where: Sequence[str]) -> list[str]:
     """The command with where Spark runs, if it needs one."""
-    return ["pipeline", *words, *(() if words[0] == "check" else where)]
+    return ["pipeline", *words, *(() if words[0] in ("check", "forget") else where)]
 
 
 def typed(

@@ -9,7 +9,7 @@ from tenure.core.journal import JournalEvent
 from tenure.core.outcome import Failure, Outcome
 from tenure.core.registry import open_journal, open_ledger, open_queue
 from tenure.core.seam import Queue
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import GAPS
 
 # Spark for a few rows: they are done before Java code for them would be written and compiled.

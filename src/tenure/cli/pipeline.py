@@ -52,8 +52,13 @@ def _spark_options(function: _Function) -> _Function:
 @contextmanager
 def _session(spark: dict[str, Any], *, quick: bool = True) -> Iterator[SparkSession]:
     """Open a Spark session for one command; `quick` is for commands that take seconds."""
-    from tenure.pipeline.session import SparkSettings, open_session
-    from tenure.pipeline.spark_errors import one_line, quiet_endings, stop_quietly
+    from tenure.pipeline.session import (
+        SparkSettings,
+        one_line,
+        open_session,
+        quiet_endings,
+        stop_quietly,
+    )
 
     note("starting Spark")
     quiet_endings()
@@ -119,7 +124,7 @@ def _audit_anything(
     if history:
         return _of_events(spark, urls, files, quiesced=quiesced, partial=partial, show=show)
     from tenure.pipeline.audit.lakes import audit_lake, violations
-    from tenure.pipeline.lake.place import Lake
+    from tenure.pipeline.lake import Lake
 
     audited = audit_lake(spark, lake, full=full, quiesced=quiesced)
     return audited, _shown(violations(spark, Lake(lake)), show)
@@ -134,10 +139,10 @@ def _of_events(
     partial: bool,
     show: int,
 ) -> Found:
-    from tenure.pipeline.audit.deliveries import outbox_events
+    from tenure.pipeline.audit.explain import outbox_events
     from tenure.pipeline.audit.run import Audit, History, completed
-    from tenure.pipeline.events import file_events, journal_events
-    from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
+    from tenure.pipeline.lake import file_events, journal_events
+    from tenure.pipeline.source.offsets import all_journals, journal_name, open_reader
 
     unseen: frozenset[str] = frozenset()
     cut: list[str] = []
@@ -215,6 +220,8 @@ def pipeline_command() -> None:
 @click.option(
     "--max-rows", default=1_000_000, show_default=True, help="Approximate rows of a batch."
 )
+@click.option("--with-payloads", is_flag=True, help="Keep payloads and results of ended jobs.")
+@click.option("--redact", multiple=True, metavar="NAME", help="With payloads: a further secret.")
 @click.option("--release", is_flag=True, help="End the capture: the store may trim again.")
 @click.option("--reader", default="", metavar="NAME", help="With --release: of a lost lake.")
 @_spark_options
@@ -225,6 +232,8 @@ def capture_command(
     once: bool,
     every: float,
     max_rows: int,
+    with_payloads: bool,
+    redact: tuple[str, ...],
     release: bool,
     reader: str,
     as_json: bool,
@@ -234,8 +243,13 @@ def capture_command(
 
     Without --queue, the configured queue. A store trims a captured journal only behind what was
     captured. Events that were trimmed before they could be read are reported as a gap.
+    Payloads are kept without secrets: by the names that `gateway.redact` and --redact add to
+    the usual ones.
     """
     chosen = _urls(queue_urls)
+    if redact and not with_payloads:
+        raise click.UsageError("--redact is of --with-payloads; events hold no payload")
+    secrets = [*load_config().texts("gateway.redact"), *redact] if with_payloads else None
     if reader and not release:
         raise click.UsageError("--reader names whom to --release; a lake has its name already")
     if release:
@@ -252,7 +266,7 @@ def capture_command(
         try:
             done = capture(
                 opened, lake, chosen, once=once, every_s=every, max_rows=max_rows,
-                tell=note,
+                secrets=secrets, tell=note,
             )  # fmt: skip
         except KeyboardInterrupt:
             note("stopped; the next capture goes on from here")
@@ -275,7 +289,8 @@ def tables_command(
     """Make attempts, jobs, hourly metrics and slo, or bring them up to date with the lake."""
     with _session(spark) as opened:
         done = _tables(opened, lake, scratch, targets)
-    answer(as_json, done, ", ".join(done.days) or "nothing new")
+    days = f"days {done.days[0]} to {done.days[-1]}" if done.days else "all days"
+    answer(as_json, done, f"{lake}: {days} brought up to date" if done.is_new else "nothing new")
 
 
 def _tables(spark: SparkSession, lake: str, scratch: bool, targets: tuple[str, ...]) -> Any:
@@ -368,8 +383,8 @@ def check_command(lake: str, shares: tuple[str, ...], as_json: bool) -> int:
     Service levels of the newest day (see the table slo), and promises that the last audit found
     broken. It reads what `tables` and `audit` left, and starts no Spark.
     """
-    from tenure.pipeline.alerts import alerts
-    from tenure.pipeline.lake.place import Lake
+    from tenure.pipeline.lake import Lake
+    from tenure.pipeline.report.figures import alerts
 
     found = alerts(Lake(lake), dict(_share(each) for each in shares))
     if as_json:
@@ -390,6 +405,45 @@ def _share(text: str) -> tuple[str, float]:
     if not 0 <= wanted <= 1:
         raise click.BadParameter(f"--slo is QUEUE=SHARE or SHARE, 0 to 1, not {text!r}")
     return (queue if separator else "", wanted)
+
+
+@pipeline_command.command("forget")
+@_lake_option
+@queues_option
+@click.option("--requester", default="", metavar="NAME", help="All jobs of this requester.")
+@click.option("--job", "job_ids", multiple=True, metavar="ID", help="One job; repeatable.")
+@click.option("--yes", is_flag=True, help="Do it: it cannot be undone.")
+@json_option
+def forget_command(
+    lake: str,
+    queue_urls: tuple[str, ...],
+    requester: str,
+    job_ids: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Erase the history of a requester's jobs, or of single jobs, from the lake.
+
+    Jobs that have not ended stay. The stores say whose a job is: erase the history before they
+    remove the jobs, or name jobs that they have removed by --job. It starts no Spark.
+    """
+    from tenure.pipeline.lake import Lake
+    from tenure.pipeline.personal import forget
+
+    if not requester and not job_ids:
+        raise click.UsageError("name whose history to erase: --requester NAME or --job ID")
+    if not yes:
+        raise click.UsageError("it cannot be undone: add --yes")
+    config = load_config()
+    # A lake keeps no URL with a password; the configured one has it.
+    urls = [*(config.url_of(each) for each in queue_urls), config.text("queue_url")]
+    done = forget(Lake(lake), urls, requester=requester, job_ids=job_ids)
+    answer(
+        as_json,
+        done,
+        f"{done.jobs:,} jobs erased from {lake}, {done.rows:,} rows; "
+        f"{done.open_jobs:,} have not ended and stay",
+    )
 
 
 @pipeline_command.command("enqueue")
@@ -477,7 +531,7 @@ def replay_command(
     to = config.url_of(to) if to else ""
     with _session(spark) as opened:
         from tenure.pipeline import replay as replaying
-        from tenure.pipeline.lake.place import Lake
+        from tenure.pipeline.lake import Lake
 
         files = Lake(lake)
         files.require()

@@ -376,6 +376,9 @@ class HistoryChecker:
         if job.state in self.running:
             text = f"{event.worker_id} got it while {job.worker_id} held it"
             self.found("I7", job.job_id, text, job.last, event)
+        if 0 < event.lease_until_ms <= event.ts_ms:
+            text = f"the lease was over {event.ts_ms - event.lease_until_ms} ms before the claim"
+            self.found("I3", job.job_id, text, event)
         if not job.may_start:
             text = f"start {event.fence} follows no failure, lost lease or return"
             self.found("I14", job.job_id, text, job.last, event)

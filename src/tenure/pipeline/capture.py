@@ -1,6 +1,6 @@
 """Capture: one streaming query that follows journals into the table of events, exactly once.
 
-    readStream.format("tenure") -> foreachBatch -> events.append_events
+    readStream.format("tenure") -> foreachBatch -> events.append_events (-> keep_payloads)
 
 The table itself says how far it goes (`lake.table`): the query begins there, and a batch is
 committed only if it begins where the table ends. So a crash at any moment, a repeated batch, and
@@ -19,16 +19,24 @@ from typing import TYPE_CHECKING
 import msgspec
 from py4j.protocol import Py4JError
 
-from tenure.core.errors import UsageError
+from tenure.core.errors import Conflict, UsageError
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format, parse_url
-from tenure.pipeline.lake.delta_rs import MOVED
-from tenure.pipeline.lake.place import Lake, url_property
+from tenure.pipeline.delta_rs import MOVED
+from tenure.pipeline.lake import Lake, url_property
+from tenure.pipeline.personal import keep_payloads
 from tenure.pipeline.schema import position_text
-from tenure.pipeline.source.offsets import Gap, Mark, epoch_name, write_offset
-from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
-from tenure.pipeline.source.range_reader import BEGINNING
-from tenure.pipeline.spark_errors import one_line
+from tenure.pipeline.session import one_line
+from tenure.pipeline.source.offsets import (
+    Gap,
+    Mark,
+    all_journals,
+    epoch_name,
+    journal_name,
+    open_reader,
+    write_offset,
+)
+from tenure.pipeline.source.ranges import BEGINNING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,12 +66,15 @@ def capture(
     every_s: float = EVERY_S,
     max_rows: int = MAX_ROWS,
     parts: int = 0,
+    secrets: Sequence[str] | None = None,
     tell: Callable[[str], None] = lambda _text: None,
     until: Callable[[], bool] = lambda: False,
 ) -> Captured:
     """Follow journals; with `once` up to what exists now, else until `until` returns True.
 
-    `tell` is called with every gap, and when another capture of the same journals is waited for.
+    With `secrets` payloads and results of ended jobs are kept too, without the usual secrets and
+    those of these names. `tell` is called with every gap, and when another capture of the same
+    journals is waited for.
     """
     urls = all_journals(urls)
     _check(urls, address)
@@ -92,7 +103,7 @@ def capture(
 
     # From here on the stores do not trim what this lake lacks.
     _tell_stores(lake, urls)
-    while not _followed(_start(spark, lake, options, once, every_s), look):
+    while not _followed(_start(spark, lake, options, once, every_s, secrets), look):
         tell("another capture writes the same journals into this lake; this one waits")
         time.sleep(random.uniform(0, _WAIT_S))  # not a secret
     if once:  # everything that is in the table may be trimmed
@@ -129,7 +140,12 @@ def starting_marks(lake: Lake, urls: Sequence[str]) -> dict[str, Mark]:
 
 
 def _start(
-    spark: SparkSession, lake: Lake, options: Mapping[str, str], once: bool, every_s: float
+    spark: SparkSession,
+    lake: Lake,
+    options: Mapping[str, str],
+    once: bool,
+    every_s: float,
+    secrets: Sequence[str] | None,
 ) -> StreamingQuery:
     urls = options["urls"].splitlines()
     marks = msgspec.json.encode(write_offset(starting_marks(lake, urls))).decode()
@@ -137,9 +153,14 @@ def _start(
 
     def append(batch: DataFrame, number: int) -> None:
         events.append_events(batch)
+        if secrets is not None:
+            keep_payloads(batch.sparkSession, lake, urls, secrets)
         if number % _TIDY_EVERY == 0:
             events.tidy()
 
+    if secrets is not None:  # of events that an earlier capture left without them
+        with suppress(Conflict):  # another capture keeps them
+            keep_payloads(spark, lake, urls, secrets)
     stream = spark.readStream.format("tenure").options(**options)
     writer = (
         stream.option("starting_offsets", marks)

@@ -13,7 +13,7 @@ from pyspark.daemon import manager
 PRELOADED = (
     *("numpy", "pandas", "pyarrow.compute", "pyarrow.csv", "pyarrow.parquet", "pyspark.worker"),
     *("pyspark.sql.conversion", "pyspark.sql.pandas.serializers", "pyspark.sql.pandas.types"),
-    *("tenure.pipeline.lake.delta_rs", "tenure.pipeline.source.journal"),
+    *("tenure.pipeline.delta_rs", "tenure.pipeline.source.journal"),
     *("tenure.pipeline.source.stream_reader", "tenure.pipeline.source.writing"),
 )
 

@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from tenure.core.errors import UsageError
 from tenure.core.journal import SqlFormat
 from tenure.core.registry import journal_format
-from tenure.pipeline.source.submitting import Tally, submit_columns
-from tenure.pipeline.spark_errors import one_line
+from tenure.pipeline.session import one_line
+from tenure.pipeline.source.writing import Tally, submit_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

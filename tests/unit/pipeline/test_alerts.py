@@ -10,10 +10,10 @@ import pytest
 
 from tenure.cli.console import Exit, run
 from tenure.core.errors import NotFound
-from tenure.pipeline.alerts import alerts
 from tenure.pipeline.audit.lakes import State
 from tenure.pipeline.audit.run import Audited, Verdict
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
+from tenure.pipeline.report.figures import alerts
 
 
 @pytest.fixture

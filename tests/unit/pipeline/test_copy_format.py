@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.pipeline.source.copy_format import fixed, packed, rows_of
+from tenure.pipeline.source.copying import fixed, packed, rows_of
 
 
 def by_row(rows: Iterable[list[bytes | None]]) -> bytes:

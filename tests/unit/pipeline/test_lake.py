@@ -11,9 +11,10 @@ import pytest
 
 from tenure.core.errors import UsageError
 from tenure.core.journal import JournalEvent, SqlFormat
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.delta_rs import DeltaReader
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.schema import OFFSET, rows_of
-from tenure.pipeline.source.databases import open_database
+from tenure.pipeline.source.sql_reader import open_database
 
 
 @pytest.fixture
@@ -91,3 +92,16 @@ def test_a_text_of_a_table_that_is_not_utf_8_does_not_end_its_reading(tmp_path: 
         database.close()
     wanted = [(n, "\ufffdA" if n == 12_000 else job_id) for n, job_id in rows]
     assert [(row["seq"], row["job_id"]) for row in found] == wanted
+
+
+def test_the_source_in_python_reads_a_table_on_a_disk_too(tmp_path: Path) -> None:
+    table = Lake(str(tmp_path / "lake")).table("slo")
+    rows = pa.table({"queue": ["a", "b"], "day": ["2026-11-17", "2026-11-18"]})
+    table.create(rows.schema, "day")
+    table.put(rows, "day")
+    reader = DeltaReader(table.options)
+    found = [
+        row for part in reader.partitions() for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]  # fmt: skip
+    assert sorted(row["queue"] for row in found) == ["a", "b"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tenure.core.journal import StreamFormat
 from tenure.core.registry import journal_format
 from tenure.pipeline.schema import COLUMNS, position_number, rows_of
-from tenure.pipeline.source.lines import LineParser
+from tenure.pipeline.source.stream_reader import LineParser
 from tenure.store.journal import LineFormat
 
 URLS = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.pipeline.source.offsets import Mark, began_anew
-from tenure.pipeline.source.opening import journal_name
-from tenure.pipeline.source.range_reader import Head, Loss, gone_by_count, lost_by_count
-from tenure.pipeline.spark_errors import plain
+from tenure.pipeline.session import plain
+from tenure.pipeline.source.offsets import Mark, began_anew, journal_name
+from tenure.pipeline.source.ranges import Head, Loss, gone_by_count, lost_by_count
 
 
 def head(first: str, last: str, added: int, length: int) -> Head:

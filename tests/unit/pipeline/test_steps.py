@@ -7,7 +7,7 @@ import pytest
 from tenure.core.journal import AGAIN
 from tenure.core.registry import machines
 from tenure.core.state import Machine
-from tenure.pipeline.audit.steps import known_steps
+from tenure.pipeline.audit.rules import known_steps
 
 
 def steps_of(machine: Machine) -> list[tuple[str, str, str]]:

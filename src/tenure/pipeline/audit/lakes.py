@@ -16,14 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tenure.pipeline.audit.explain import VIOLATIONS
 from tenure.pipeline.audit.run import ROW, Audit, Audited, History, Verdict
-from tenure.pipeline.events import between, lake_events
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake, between, forgotten_property, lake_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # The version of the stored rows and of the checks: another version means a full audit.
-FORM = 5
+FORM = 6
 _RUN = pa.field("run", pa.string())
 _RUNS = pa.schema([_RUN, ("state", pa.string())])
 _OPEN = pa.schema([*((name, pa.int64()) for name in ROW), _RUN])
@@ -99,9 +98,11 @@ def violations(spark: SparkSession, lake: Lake) -> DataFrame | None:
 
 
 def cut_journals(lake: Lake) -> list[str]:
-    """Journals that were not captured from their first entry on, or have a gap."""
-    late = {name for name in lake.journals() if lake.events.begins_late(name)}
-    return sorted(late | {gap.journal for gap in lake.gaps()})
+    """Journals that were not captured from their first entry on, have a gap, or jobs erased."""
+    kept, names = lake.events.properties(), list(lake.journals())
+    late = {name for name in names if lake.events.begins_late(name)}
+    erased = {name for name in names if forgotten_property(name) in kept}
+    return sorted(late | erased | {gap.journal for gap in lake.gaps()})
 
 
 def _history(

@@ -31,6 +31,7 @@ with known as (
     ver > 0 and (bits is null
       or ((lease_until_ms > 0) <> to_running and bits & 256 = 0)           -- but for a removal
       or fence <> prev_fence + int(claims)
+      or (claims and lease_until_ms > 0 and lease_until_ms <= ts_ms)       -- over when it was taken
       or (bits & 128 <> 0 and ts_ms < prev_lease_until_ms)                 -- reaped too early
       or (bits & 1024 <> 0 and lease_until_ms < prev_lease_until_ms)       -- extended to earlier
       or (max_attempts > 0 and attempt > max_attempts)

@@ -11,17 +11,32 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.storagelevel import StorageLevel
 
-from tenure.pipeline.audit import lines
-from tenure.pipeline.audit.deliveries import NOT_HERE, gone_back
-from tenure.pipeline.audit.explain import UNOBSERVED, VIOLATIONS_DDL, explain
-from tenure.pipeline.audit.invariants import (
-    INVARIANTS,
+from tenure.pipeline.audit.explain import (
+    KEYS,
+    NOT_HERE,
+    UNOBSERVED,
+    VIOLATIONS_DDL,
+    are_mixed,
+    claimed_while_paused,
+    explain,
+    explain_overtaken,
+    gone_back,
+    is_behind,
+    keyed,
+    late_clock,
+    overtaken,
+)
+from tenure.pipeline.audit.rules import (
+    CONTRACTS,
+    JUDGED,
+    STEP_NUMBERS,
     TELLING,
     Invariant,
     applies_to,
+    known_steps,
+    marks_of,
 )
-from tenure.pipeline.audit.steps import CONTRACTS, STEP_NUMBERS, known_steps, marks_of
-from tenure.pipeline.events import filled
+from tenure.pipeline.lake import filled
 from tenure.pipeline.schema import NAMES
 from tenure.store.files import package_folder
 
@@ -171,7 +186,7 @@ class Audit:
 
     def verdicts(self, jobs: Mapping[str, int]) -> list[Verdict]:
         """The result for each invariant; `jobs` counts the jobs of each contract."""
-        return [self._verdict(each, jobs) for each in INVARIANTS]
+        return [self._verdict(each, jobs) for each in JUDGED]
 
     def _verdict(self, invariant: Invariant, jobs: Mapping[str, int]) -> Verdict:
         asked = {name: n for name, n in jobs.items() if name in invariant.contracts}
@@ -226,25 +241,25 @@ class Audit:
             found.append(explain(self._events_of(suspects), quiesced=history.quiesced))
         if any(row.late for row in self._counts):
             late = self._events_of(self._jobs("flags & 2 <> 0"))
-            found.append(lines.late_clock(late.where(lines.is_behind())))
+            found.append(late_clock(late.where(is_behind())))
         if any(row.pauses for row in self._counts):
-            found.append(lines.claimed_while_paused(history.all()))
+            found.append(claimed_while_paused(history.all()))
         if history.outbox is not None:
             found.append(gone_back(history.outbox, history.checked_upto))
-        if lines.are_mixed(self._summary):
-            found.append(lines.explain_overtaken(history.all(), lines.overtaken(self.proof)))
+        if are_mixed(self._summary):
+            found.append(explain_overtaken(history.all(), overtaken(self.proof)))
         if not found:
             return spark.createDataFrame([], VIOLATIONS_DDL)
         self.is_clean = False
-        shown = [i.number for i in INVARIANTS if self._sees(i)]
+        shown = [i.number for i in JUDGED if self._sees(i)]
         every = reduce(lambda one, other: one.unionByName(other), found)
         return every.where(F.col("invariant").isin(*shown, UNOBSERVED))
 
     def _events_of(self, jobs: DataFrame) -> DataFrame:
         """All events of some jobs, with whether their journal is whole."""
-        some = jobs.select(*lines.KEYS, F.expr("flags & 16 = 0").alias("whole"))
-        events = lines.keyed(self._history.all())
-        return events.join(F.broadcast(some), list(lines.KEYS)).select(*NAMES, "whole")
+        some = jobs.select(*KEYS, F.expr("flags & 16 = 0").alias("whole"))
+        events = keyed(self._history.all())
+        return events.join(F.broadcast(some), list(KEYS)).select(*NAMES, "whole")
 
 
 def _proof(spark: SparkSession, history: History) -> DataFrame:

@@ -1,20 +1,25 @@
-"""The figures of the report as small lists; Spark does the aggregation."""
+"""The figures of the report, and what to page about, from the tables of a lake."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
+from tenure.core.errors import NotFound
 from tenure.pipeline.audit import lakes
 from tenure.pipeline.audit.explain import UNOBSERVED
+from tenure.pipeline.audit.lakes import read_state
 from tenure.pipeline.audit.run import Audited
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.lake import Lake
 from tenure.pipeline.source.offsets import Gap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 _TOP = 15
 _VIOLATIONS_SHOWN = 50
@@ -121,3 +126,37 @@ def _violations(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
 
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.collect()]
+
+
+def alerts(lake: Lake, shares: Mapping[str, float]) -> list[str]:
+    """One line for each service level that was missed on the newest day, and each broken promise.
+
+    `shares` maps queues to the share of jobs that must have ended well within the target; "" is for
+    all others.
+    """
+    lake.require()
+    return [*_levels(lake, shares), *_promises(lake)]
+
+
+def _levels(lake: Lake, shares: Mapping[str, float]) -> Iterator[str]:
+    table = lake.table("slo")
+    if table.opened() is None:
+        raise NotFound(
+            f"there is no table 'slo' in {lake.name}; "
+            f"`tenure pipeline tables --lake {lake.name}` makes it"
+        )
+    newest = max(table.parts(), default="")
+    for row in table.rows(pc.field("day") == newest) if newest else []:
+        wanted = shares.get(row["queue"], shares.get("", 0.0))
+        if row["share"] < wanted:
+            yield (
+                f"{row['contract']} {row['queue']}: {row['share']:.1%} of {row['finished']:,} jobs "
+                f"ended well within {row['target_ms'] / 1000:g} s on {newest}; wanted {wanted:.1%}"
+            )
+
+
+def _promises(lake: Lake) -> Iterator[str]:
+    total = read_state(lake).total
+    for verdict in total.verdicts if total else ():
+        if verdict.violations:
+            yield f"{verdict.invariant} was broken {verdict.violations:,} times: {verdict.text}"

@@ -12,12 +12,15 @@ a source which it needs), `parts` (how many tasks), `after`, `upto`, `since_ms` 
 query begins: JSON, a mark for each journal), `consumer` (the name under which the stores are told
 what was read, so that they trim only that), `markers` ("true": also rows that are no events, see
 `markers_of`). For writing see `writing`.
+
+The jobs that a store holds now, as rows (`table=jobs`), read through the ledger.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -41,13 +44,22 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tenure.core.errors import StoreError, UsageError
+from tenure.core.job import JobRecord
 from tenure.core.journal import JournalEvent
-from tenure.core.registry import parse_url
+from tenure.core.registry import open_ledger, parse_url
+from tenure.core.seam import Query
 from tenure.pipeline.schema import GAP, GAPS, NAMES, OFFSET, ddl_of, position_number, rows_of
-from tenure.pipeline.source.jobs import JOBS_DDL, JobsReader
-from tenure.pipeline.source.offsets import Follower, JournalRange, Mark, Offset, read_offset
-from tenure.pipeline.source.opening import all_journals, journal_name, open_reader
-from tenure.pipeline.source.range_reader import Read
+from tenure.pipeline.source.offsets import (
+    Follower,
+    JournalRange,
+    Mark,
+    Offset,
+    all_journals,
+    journal_name,
+    open_reader,
+    read_offset,
+)
+from tenure.pipeline.source.ranges import Read
 
 PARTS = 8
 _TABLES = ("journal", "jobs")
@@ -286,3 +298,86 @@ def _wanted(options: Any) -> tuple[str, ...]:
     if unknown:
         raise UsageError(f"the journal has no column {unknown[0]!r}; it has {', '.join(NAMES)}")
     return tuple(name for name in NAMES if name in named) or NAMES
+
+
+_PAGE = 1_000
+_SKIPPED = ("extra", "requester")
+_KINDS = {str: pa.string(), int: pa.int64(), bytes: pa.string()}
+_WORDS = {pa.string(): "string", pa.int64(): "bigint"}
+
+JOBS = pa.schema(
+    [
+        pa.field("journal", pa.string()),
+        *(
+            pa.field(field.name, _KINDS[field.type])
+            for field in msgspec.structs.fields(JobRecord)
+            if field.name not in _SKIPPED
+        ),
+    ]
+)
+JOBS_DDL = ", ".join(f"{field.name} {_WORDS[field.type]}" for field in JOBS)
+
+
+class Store(InputPartition):
+    """One queue, and one state of it where only some are wanted."""
+
+    def __init__(self, url: str, state: str = "") -> None:
+        self.url = url
+        self.state = state
+
+
+class JobsReader(DataSourceReader):
+    """Reads every job of some queues; `states` (with commas) narrows it, a task for each."""
+
+    def __init__(self, urls: Sequence[str], options: Mapping[str, str]) -> None:
+        self._urls = list(urls)
+        named = options.get("states", "").split(",")
+        self._states = [state.strip() for state in named if state.strip()] or [""]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each queue and wanted state."""
+        return [Store(url, state) for url in self._urls for state in self._states]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        store = cast("Store", partition)
+        with asyncio.Runner() as runner:
+            pages = aiter(_pages(store))
+            while (page := runner.run(_next(pages))) is not None:
+                yield _rows(page, journal_name(store.url))
+
+
+async def _pages(store: Store) -> AsyncIterator[list[JobRecord]]:
+    ledger = open_ledger(store.url)
+    states = (store.state,) if store.state else ()
+    try:
+        after = ""
+        while True:
+            page = await ledger.find(Query(states=states, limit=_PAGE, after=after))
+            if page.jobs:
+                yield page.jobs
+            after = page.after
+            if not after:
+                return
+    finally:
+        await ledger.close()
+
+
+async def _next(pages: AsyncIterator[list[JobRecord]]) -> list[JobRecord] | None:
+    return await anext(pages, None)
+
+
+def _rows(jobs: Sequence[JobRecord], journal: str) -> pa.RecordBatch:
+    columns = []
+    for field in JOBS:
+        values = (
+            [journal] * len(jobs)
+            if field.name == "journal"
+            else [_plain(getattr(job, field.name)) for job in jobs]
+        )
+        columns.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=JOBS)
+
+
+def _plain(value: object) -> object:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

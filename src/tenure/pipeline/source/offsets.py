@@ -5,19 +5,25 @@ of everything ever added up to there (-1 if unknown), and the epoch. The epoch r
 is found to have started again: its store was emptied, or restored from an older copy. What is
 missing before a mark (a gap) is part of the mark: so Spark keeps it with the offset, and it comes
 out as a row of the batch that found it.
+
+From a queue URL to the name of its journal and to the reader of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from tenure.core.registry import parse_url
+from tenure.core.journal import SqlFormat, StreamFormat
+from tenure.core.registry import journal_format, journal_urls, parse_url
 from tenure.pipeline.schema import position_number
-from tenure.pipeline.source.opening import journal_name, open_reader
-from tenure.pipeline.source.range_reader import BEGINNING, Head, Loss, RangeReader
+from tenure.pipeline.source.ranges import BEGINNING, Head, Loss, RangeReader, SeamRangeReader
+from tenure.pipeline.source.sql_reader import SqlRangeReader
+from tenure.pipeline.source.stream_reader import StreamRangeReader
 
 Reason = Literal["trimmed", "restarted"]
 
@@ -255,3 +261,37 @@ def _gap(name: str, url: str, mark: Mark, head: Head, reason: Reason, lost: Loss
 def _is_open_end(position: str) -> bool:
     """A mark between two entries (`ms-max`) may come after the last one of its millisecond."""
     return position.endswith(f"-{2**64 - 1}")
+
+
+def all_journals(urls: Iterable[str]) -> list[str]:
+    """The URLs of all journals of these queues: a queue with shards has one in each."""
+    return [journal for url in urls for journal in journal_urls(url)]
+
+
+def journal_name(url: str) -> str:
+    """The name of the journal behind a URL: the contract, the queue, and a hash of the store.
+
+    Credentials and tuning options do not matter: the same history has the same name.
+    """
+    parsed = parse_url(url)
+    fmt = journal_format(url)
+    parts = urlsplit(fmt.store if fmt else parsed.text)
+    where = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    what = (fmt.key if isinstance(fmt, StreamFormat) else fmt.table + fmt.where) if fmt else ""
+    mark = hashlib.sha256(f"{where} {what}".encode()).hexdigest()[:8]
+    queue = fmt.queue if fmt else parsed.options.get("queue", "")
+    words = "".join(c if c.isalnum() else "-" for c in queue).strip("-")
+    return f"{parsed.contract}-{words}-{mark}" if words else f"{parsed.contract}-{mark}"
+
+
+def open_reader(url: str, name: str = "") -> RangeReader:
+    """The reader of the journal behind a URL, by its declared format; rows carry `name`."""
+    fmt = journal_format(url)
+    name = name or journal_name(url)
+    match fmt:
+        case StreamFormat():
+            return StreamRangeReader(fmt, name)
+        case SqlFormat():
+            return SqlRangeReader(fmt, name)
+        case None:
+            return SeamRangeReader(url, name)

@@ -5,6 +5,7 @@ The first lines of a file say what a row is and how its table is updated:
     -- update: merge KEY, ...   rows of one key are merged with those of new events; a row has the
                                 day on which it ended, or `open`, and only open rows are read again
     -- update: day              made anew for the days that new events touch
+    -- update: view of TABLE    not stored: a question to a table, for the catalog (`register`)
 
 What a file can select from: `new_events` (those that the table lacks, with `from_kind` and
 `to_kind`: waiting, running, final), `carried` (rows of the table that may go on), and of the days
@@ -21,14 +22,15 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tenure.pipeline.events import between, day_of, lake_events, with_kinds
-from tenure.pipeline.lake.place import Lake
+from tenure.pipeline.delta_rs import source_of
+from tenure.pipeline.lake import Lake, between, day_of, lake_events, with_kinds
 from tenure.store.files import package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OPEN = "open"
+DATABASE = "tenure"
 TARGET_MS = 60_000
 _TARGETS = "tenure.targets"
 _UPDATE = "-- update: "
@@ -43,25 +45,31 @@ class Updated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One SQL file; `key` is empty if its table is made by days."""
+    """One SQL file: its table is updated by `merge` (by the key `of`), by `day`, or a `view`."""
 
     name: str
     sql: str
-    key: tuple[str, ...]
+    kind: str
+    of: tuple[str, ...]
 
 
 @cache
-def table_files() -> tuple[TableFile, ...]:
+def sql_files() -> tuple[TableFile, ...]:
     """All of them; first those by key, from which the others are made."""
     found = []
     for path in package_folder("tenure.pipeline.tables").iterdir():
         if path.name.endswith(".sql"):
             sql = path.read_text()
             (how,) = [line for line in sql.splitlines() if line.startswith(_UPDATE)]
-            kind, _, key = how.removeprefix(_UPDATE).partition(" ")
-            columns = tuple(word.strip() for word in key.split(",")) if kind == "merge" else ()
-            found.append(TableFile(name=path.name.removesuffix(".sql"), sql=sql, key=columns))
-    return tuple(sorted(found, key=lambda file: (not file.key, file.name)))
+            kind, _, words = how.removeprefix(_UPDATE).partition(" ")
+            of = tuple(word.strip() for word in words.removeprefix("of ").split(","))
+            found.append(TableFile(name=path.name.removesuffix(".sql"), sql=sql, kind=kind, of=of))
+    return tuple(sorted(found, key=lambda file: (file.kind != "merge", file.name)))
+
+
+def table_files() -> tuple[TableFile, ...]:
+    """Those whose tables are stored."""
+    return tuple(file for file in sql_files() if file.kind != "view")
 
 
 def update_tables(
@@ -82,10 +90,10 @@ def update_tables(
     days: set[str] = set()
     in_step = not scratch and _in_step(lake, list(upto))
     for file in table_files():
-        if file.key:
+        if file.kind == "merge":
             days |= merge(spark, lake, file, upto, scratch=scratch)
     wanted, is_other = _targets(lake, targets)
-    by_day = [file for file in table_files() if not file.key]
+    by_day = [file for file in table_files() if file.kind == "day"]
     if days or not in_step:
         some = sorted(days) if in_step else None
         _give_views(spark, lake, upto, some, wanted)
@@ -98,6 +106,25 @@ def update_tables(
     for file in table_files():
         lake.table(file.name).tidy()
     return Updated(days=sorted(days), is_new=bool(days) or is_other or not in_step)
+
+
+def register(spark: SparkSession, address: str) -> None:
+    """Make the tables of a lake known to the session's catalog, in the database `tenure`.
+
+    A query reads the newest version of a table. Views (`-- update: view of TABLE`) are among them.
+    """
+    lake = Lake(address)
+    lake.require()
+    spark.sql(f"create database if not exists {DATABASE}")
+    there = lake.tables()
+    for name in there:
+        spark.sql(f"drop table if exists {DATABASE}.{name}")  # nosec B608 # a folder of the lake
+        source = source_of(f"{DATABASE}_lake_{name}", lake.table(name).options)
+        spark.dataSource.register(source)
+        spark.catalog.createTable(f"{DATABASE}.{name}", source=source.name())
+    for file in sql_files():
+        if file.kind == "view" and file.of[0] in there:
+            spark.sql(f"create or replace view {DATABASE}.{file.name} as {file.sql}")
 
 
 def _in_step(lake: Lake, journals: Sequence[str]) -> bool:
@@ -130,8 +157,8 @@ def merge(
         # Ended rows that go on leave their days, which are written again without them.
         days = ", ".join(f"'{day}'" for day in late_days)
         old = table.read(spark, f"day in ({days})")
-        rest = old.join(F.broadcast(late), list(file.key), "left_anti")
-        moved = old.join(F.broadcast(late), list(file.key), "left_semi")
+        rest = old.join(F.broadcast(late), list(file.of), "left_anti")
+        moved = old.join(F.broadcast(late), list(file.of), "left_semi")
         carried = moved if carried is None else carried.unionByName(moved)
     rows = selected(spark, file, carried)
     table.create(to_arrow_schema(rows.schema), "day")
@@ -146,7 +173,7 @@ def merge(
 
 def selected(spark: SparkSession, file: TableFile, carried: DataFrame | None = None) -> DataFrame:
     """The result of a file; without rows to carry, `carried` has its columns and no rows."""
-    if not file.key:
+    if file.kind == "day":
         return spark.sql(file.sql)
     if carried is None:
         spark.sql(_without_carried(file.sql)).limit(0).createOrReplaceTempView("carried")
@@ -165,7 +192,7 @@ def _late(
     spark: SparkSession, lake: Lake, file: TableFile, new: DataFrame, carried: DataFrame | None
 ) -> tuple[DataFrame | None, set[str]]:
     """The keys of ended rows that new events continue, and their days."""
-    key = list(file.key)
+    key = list(file.of)
     if "first_ver" not in lake.table(file.name).read(spark).columns:
         return None, set()
     going = new.where("ver > 0").groupBy(*key).agg(F.min("ver").alias("first")).where("first > 1")

@@ -1,7 +1,11 @@
-"""A table of the steps that the contracts allow, which the proof joins to the events.
+"""What a history may be: the invariants that are judged, and the steps that the contracts allow.
 
-The table is made with the same function that `core.journal` checks steps with, so the two cannot
-disagree.
+Each invariant names the columns it needs. A history that lacks one (of another system, or a step
+that a foreign client made) is not checked for it. What no journal can show is listed in
+docs/howto/pipeline.md with the tests that show it.
+
+The proof joins the table of steps to the events. It is made with the same function that
+`core.journal` checks steps with, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -9,12 +13,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+import msgspec
 import pyarrow as pa
 
 from tenure.core.journal import BY_HOLDER, EVENT_TYPES, is_allowed
-from tenure.core.registry import machines
+from tenure.core.registry import contracts, machines
 from tenure.core.state import Machine
-from tenure.pipeline.audit.invariants import IN_LINE, TIMED
+
+_CONTRACTS = contracts()
+ALL = tuple(_CONTRACTS)
+# Other programs may serve these queues and write no events.
+FOREIGN = tuple(name for name, each in _CONTRACTS.items() if each.foreign_writers)
+# Contracts that promise first in, first out.
+IN_LINE = tuple(name for name, each in _CONTRACTS.items() if each.is_fifo)
+# Contracts whose journal positions hold the store's own time.
+TIMED = tuple(name for name, each in _CONTRACTS.items() if each.is_timed)
+# Contracts that send events to receivers, through an outbox.
+TELLING = tuple(name for name, each in _CONTRACTS.items() if "outbox" in each.parts)
+
+
+class Invariant(msgspec.Struct, frozen=True):
+    """One invariant, the columns it needs, and the contracts it holds for."""
+
+    number: str
+    text: str
+    needs: tuple[str, ...]
+    contracts: tuple[str, ...] = ALL
+
+
+_STEP = ("ver", "from_state", "to_state")
+_FENCE = ("fence", "prev_fence")
+_LEASE = ("lease_until_ms", "prev_lease_until_ms")
+
+JUDGED = (
+    Invariant("I1", "no loss: at the end every job has ended", _STEP),
+    Invariant(
+        "I3", "one place: a job holds a lease exactly while it runs", ("ts_ms", *_STEP, *_LEASE)
+    ),
+    Invariant("I4", "chain: each event begins where the last one ended", (*_STEP, *_FENCE)),
+    Invariant("I5", "an end is an end: only a reopen changes a finished job", _STEP),
+    Invariant("I6", "fence: one more with every claim, unchanged by all else", _FENCE),
+    Invariant("I7", "exclusion: no claim while another lease is held", _STEP),
+    Invariant("I8", "no stale accept: every accepted write is its holder's", ("worker_id",)),
+    Invariant("I10", "only what ran out is taken back", ("ts_ms", *_LEASE)),
+    Invariant("I11", "only the owner extends, and never to an earlier time", _LEASE),
+    Invariant("I12", "one end per epoch", _STEP),
+    Invariant("I13", "budget: each start counts one, none beyond the limit", ("attempt",)),
+    Invariant("I14", "duplicates: no further start without a failure or a return", ("type",)),
+    Invariant("I22", "order: submitted first, claimed first", ("pos", "priority"), IN_LINE),
+    Invariant("I24", "pause: no claim between pause and resume", ("pos",)),
+    Invariant("I28", "a receiver never goes back", ("pos", "gid"), TELLING),
+    Invariant("I35", "time: the store's clock does not go back", ("pos", "ts_ms"), TIMED),
+)
+
+BY_NUMBER = {invariant.number: invariant for invariant in JUDGED}
+
+
+def applies_to(invariant: Invariant) -> str:
+    """For a table that people read."""
+    return "all" if invariant.contracts == ALL else ", ".join(invariant.contracts)
+
 
 MACHINES = machines()
 CONTRACTS = tuple(MACHINES)

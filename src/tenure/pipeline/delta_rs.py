@@ -3,8 +3,8 @@
 Spark's tasks write Parquet files and the driver commits them with delta-rs, which speaks the same
 protocol as Delta's own jar. So any engine that knows Delta reads these tables.
 
-    rows.write.format("delta-rs").option("path", P).mode("append").save()
-    spark.read.format("delta-rs").option("path", P).load()
+    rows.write.format("delta-rs").option("uri", P).mode("append").save()
+    spark.read.format("delta-rs").option("uri", P).load()
 
 A commit is a compare-and-swap on the table's positions: for each journal the position up to which
 the table holds its events, kept as a transaction identifier of the log (application: the journal;
@@ -106,6 +106,20 @@ class DeltaRs(DataSource):
         return DeltaWriter(dict(self.options), to_arrow_schema(schema))
 
 
+def source_of(name: str, fixed: dict[str, str]) -> type[DataSource]:
+    """A source for a single table: Spark's catalog gives no options to sources in Python."""
+
+    class One(DeltaRs):
+        def __init__(self, options: dict[str, str]) -> None:
+            super().__init__({**options, **fixed})
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    return One
+
+
 class FilePartition(InputPartition):
     """One file of a version of the table."""
 
@@ -124,10 +138,10 @@ class DeltaReader(DataSourceReader):
         """One for each file."""
         table = open_table(self._options)
         where = self._options.get("where") or None
-        root = table.table_uri.rstrip("/") + "/"
+        root = table.table_uri.removeprefix("file://").rstrip("/") + "/"
         uris = table.file_uris(file_pruning_predicate=where)
         # Spark wants at least one.
-        paths = [uri.removeprefix(root) for uri in uris] or [""]
+        paths = [uri.removeprefix("file://").removeprefix(root) for uri in uris] or [""]
         return [FilePartition(table.version(), path) for path in paths]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,15 +196,15 @@ class DeltaWriter(DataSourceArrowWriter):
 
 
 def open_table(options: Mapping[str, str], version: int | None = None) -> DeltaTable:
-    """The table that some options name: `path`, and `storage` for a bucket."""
+    """The table that some options name: `uri`, and `storage` for a bucket."""
     storage = msgspec.json.decode(options.get("storage") or "{}")
-    return DeltaTable(options["path"], version=version, storage_options=storage)
+    return DeltaTable(options["uri"], version=version, storage_options=storage)
 
 
 def file_system(options: Mapping[str, str]) -> fs.SubTreeFileSystem:
     """The files of the table, by paths relative to it."""
     storage = msgspec.json.decode(options.get("storage") or "{}")
-    path = options["path"]
+    path = options["uri"]
     if "://" not in path:
         return fs.SubTreeFileSystem(path, fs.LocalFileSystem())
     if "AWS_ENDPOINT_URL" in storage:
@@ -263,7 +277,7 @@ def commit(
         table = open_table(options)
         if positions_of(table, after) != after:
             found = positions_of(table, after)
-            raise Conflict(f"{MOVED}: it is at {found}, not at {dict(after)}: {options['path']}")
+            raise Conflict(f"{MOVED}: it is at {found}, not at {dict(after)}: {options['uri']}")
         actions: list[AddAction | RemoveAction] = [*adds, *_removals(table, removed, now_ms)]
         if not actions and not transactions:
             return
@@ -278,7 +292,7 @@ def commit(
         except CommitFailedError:
             continue
         return
-    raise Conflict(f"{MOVED}: others write to {options['path']} all the time")
+    raise Conflict(f"{MOVED}: others write to {options['uri']} all the time")
 
 
 def _removals(table: DeltaTable, values: list[str], now_ms: int) -> list[RemoveAction]:
