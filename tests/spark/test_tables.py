@@ -162,12 +162,18 @@ def spread(seed: int) -> list[JournalEvent]:
                 msgspec.structs.replace(
                     last, type="reopen", ver=last.ver + 1, from_state=last.to_state,
                     to_state="waiting", attempt=0, prev_fence=last.fence,
-                    prev_lease_until_ms=0, worker_id="", token_h="",
+                    prev_lease_until_ms=0, worker_id="", token_h="", ts_ms=events[-1].ts_ms,
                 )
             )  # fmt: skip
-    step = 3 * DAY_MS // len(events)
+    first_ms = events[0].ts_ms
+    scale = 3 * DAY_MS // (events[-1].ts_ms - first_ms)
+    times = ("ts_ms", "lease_until_ms", "prev_lease_until_ms", "due_ms")
+
+    def moved(ms: int) -> int:
+        return MONDAY_MS + (ms - first_ms) * scale if ms else 0
+
     return [
-        msgspec.structs.replace(e, seq=str(n + 1), ts_ms=MONDAY_MS + n * step)
+        msgspec.structs.replace(e, seq=str(n + 1), **{t: moved(getattr(e, t)) for t in times})
         for n, e in enumerate(events)
     ]
 
@@ -250,7 +256,7 @@ def test_a_run_that_was_killed_is_made_good_by_the_next(spark: SparkSession, lak
     put(lake, others, int(HISTORY[-1].seq))
     place = Lake(lake)
     for file in table_files():
-        if file.key:
+        if file.kind == "merge":
             merge(spark, place, file, place.events.positions(["j"]), scratch=False)
             break
     update_tables(spark, lake)

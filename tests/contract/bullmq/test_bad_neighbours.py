@@ -201,7 +201,7 @@ async def test_the_newest_hundred_stacks_are_kept_of_a_job_without_a_limit(
 
 @pytest.mark.parametrize("start", [1e20, -1e20, 1e300, {}, "never"], ids=repr)
 async def test_a_next_run_that_cannot_be_computed_stops_no_claim(bench: Bench, start: Any) -> None:
-    await bench.producer().upsert_scheduler("s", pattern="* * * * * *", name="tick")
+    await bench.producer().upsert_scheduler("s", pattern="0 0 1 1 *", name="tick")
     (job,) = bench.ids("delayed")
     opts = json.loads(bench.hash(job)["opts"])
     opts["repeat"]["startDate"] = start

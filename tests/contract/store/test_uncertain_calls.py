@@ -92,8 +92,8 @@ async def test_a_submit_of_two_batches_of_which_one_was_stored_is_in_doubt(
     jobs = [NewJob(task="job", payload=b"{}", job_id=f"j-{n}") for n in range(501)]
     run = Redis.run
 
-    async def run_and_lose_the_server(self: Redis, *args: Any) -> Any:
-        reply = await run(self, *args)
+    async def run_and_lose_the_server(self: Redis, *args: Any, **named: Any) -> Any:
+        reply = await run(self, *args, **named)
         proxy.refuse()
         await until(lambda: (main := self._node.main) is not None and main.lost)
         return reply

@@ -48,6 +48,9 @@ async def lose(bench, worker: str, count: int, **options: object) -> None:
 async def test_jobs_that_lost_one_worker_are_claimed_together_again(bench):
     await bench.queue().submit([new(f"j{n}") for n in range(30)])
     await lose(bench, "w0", 30)
+    entries = bench.key("jobs:stream"), "workers", "-", "+", 30
+    while len(await bench.outside.xpending_range(*entries, idle=60)) < 30:
+        await asyncio.sleep(0.005)
     queue, taken = bench.queue("w1", lease_ms=60), []
     while not taken:
         taken = await queue.claim(50, wait_ms=1000)

@@ -259,7 +259,7 @@ async def test_a_round_stores_a_bounded_number_of_jobs_and_leaves_no_schedule_ou
 async def test_a_record_that_cannot_be_read_stops_no_other_schedule() -> None:
     stored, rounds = schedules("schedule-deep"), Rounds()
     deep = '{"name":"deep","template":{"task":"t","options":{"a":%s}}}' % (
-        "[" * 5_000 + "]" * 5_000
+        "[" * 100_000 + "]" * 100_000
     )
     assert await stored._records.swap(GROUP, "deep", "", deep)
     await store(stored, long_due("sound"))
