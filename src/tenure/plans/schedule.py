@@ -214,7 +214,6 @@ class StoredSchedules:
         A schedule whose jobs the queue cannot take does not hold up the others. Its error is raised
         when they are done.
         """
-        now_ms, found = await self._records.read(GROUP)
         began = time.monotonic()
         now_ms, found = await self._records.read(GROUP)
         until_ms = now_ms + ahead_ms
