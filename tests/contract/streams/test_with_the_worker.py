@@ -50,7 +50,7 @@ async def test_jobs_that_lost_one_worker_are_claimed_together_again(bench):
     await lose(bench, "w0", 30)
     entries = bench.key("jobs:stream"), "workers", "-", "+", 30
     while len(await bench.outside.xpending_range(*entries, idle=60)) < 30:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # the store's clock decides
     queue, taken = bench.queue("w1", lease_ms=60), []
     while not taken:
         taken = await queue.claim(50, wait_ms=1000)
